@@ -1,0 +1,10 @@
+# Finds Highway (portable SIMD with run-time dispatch); defines the target HWY::hwy.
+find_path(HWY_INCLUDE_DIR hwy/highway.h)
+find_library(HWY_LIBRARY hwy)
+include(FindPackageHandleStandardArgs)
+find_package_handle_standard_args(HWY REQUIRED_VARS HWY_LIBRARY HWY_INCLUDE_DIR)
+if(HWY_FOUND AND NOT TARGET HWY::hwy)
+  add_library(HWY::hwy INTERFACE IMPORTED)
+  target_include_directories(HWY::hwy SYSTEM INTERFACE ${HWY_INCLUDE_DIR})
+  target_link_libraries(HWY::hwy INTERFACE ${HWY_LIBRARY})
+endif()

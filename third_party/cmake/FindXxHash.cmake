@@ -1,0 +1,10 @@
+# Finds xxHash (XXH3); defines the target XxHash::xxhash.
+find_path(XxHash_INCLUDE_DIR xxhash.h)
+find_library(XxHash_LIBRARY xxhash)
+include(FindPackageHandleStandardArgs)
+find_package_handle_standard_args(XxHash REQUIRED_VARS XxHash_LIBRARY XxHash_INCLUDE_DIR)
+if(XxHash_FOUND AND NOT TARGET XxHash::xxhash)
+  add_library(XxHash::xxhash INTERFACE IMPORTED)
+  target_include_directories(XxHash::xxhash SYSTEM INTERFACE ${XxHash_INCLUDE_DIR})
+  target_link_libraries(XxHash::xxhash INTERFACE ${XxHash_LIBRARY})
+endif()
