@@ -49,6 +49,7 @@ class Event {
   Event() = default;
   explicit Event(std::shared_ptr<EventState> state) : state_(std::move(state)) {}
   EventState* state() const { return state_.get(); }
+  const std::shared_ptr<EventState>& shared_state() const { return state_; }
 
  private:
   std::shared_ptr<EventState> state_;
