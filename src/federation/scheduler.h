@@ -1,12 +1,14 @@
 #pragma once
-// FederationScheduler: after an optimizer step it decides which units aggregate over the federation groups, and
-// enqueues them on streams of its own. A unit's next gather waits for its event.
+// FederationScheduler: after an optimizer step it decides which units aggregate over the federation groups,
+// and enqueues them on streams of its own. A unit's next gather waits for its event.
 //
 //   blocking   all units at once, and the compute stream waits for them.
-//   overlap    the same arithmetic; a unit is enqueued just before its next gather and hides behind the forward
+//   overlap    the same arithmetic; a unit is enqueued just before its next gather and hides behind the
+//   forward
 //              pass of the units before it. (Collectives start in the order in which they are enqueued, so
 //              enqueuing all at once would hold back the first gather.)
-//   streaming  units form fragments; each is sent at its own step of every `every` and applied tau steps later.
+//   streaming  units form fragments; each is sent at its own step of every `every` and applied tau steps
+//   later.
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -30,8 +32,8 @@ struct NamedState {
 
 class FederationScheduler {
  public:
-  FederationScheduler(ShardingEngine& engine, const MeshGroups& groups, Device& device, Ops& ops, Stream& compute,
-                      const FederationOptions& options);
+  FederationScheduler(ShardingEngine& engine, const MeshGroups& groups, Device& device, Ops& ops,
+                      Stream& compute, const FederationOptions& options);
   ~FederationScheduler();
   FederationScheduler(const FederationScheduler&) = delete;
   FederationScheduler& operator=(const FederationScheduler&) = delete;
@@ -41,8 +43,8 @@ class FederationScheduler {
   // After state() and host_state() have been restored from a checkpoint of step `step`.
   void resume(std::int64_t step);
 
-  // Target tokens of this rank in `step`; call once a step, as soon as they are known on the host, on all ranks.
-  // When the step aggregates by token weights, the counts are exchanged behind the backward pass.
+  // Target tokens of this rank in `step`; call once a step, as soon as they are known on the host, on all
+  // ranks. When the step aggregates by token weights, the counts are exchanged behind the backward pass.
   void count_tokens(std::int64_t step, std::int64_t tokens);
 
   // After the optimizer's step has been enqueued. Returns true when units were aggregated or sent.
@@ -76,6 +78,7 @@ MemoryPlan federation_memory(const std::vector<UnitSpec>& units, const Mesh& mes
 
 // What the aggregation after `step` moves at `position`, in addition to plan_step_bytes.
 BytePlan plan_federation_bytes(const std::vector<UnitSpec>& units, const Mesh& mesh, int position,
-                               const Precision& precision, const FederationOptions& options, std::int64_t step);
+                               const Precision& precision, const FederationOptions& options,
+                               std::int64_t step);
 
 }  // namespace strata

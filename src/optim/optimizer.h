@@ -25,10 +25,10 @@ class Optimizer {
   Optimizer(ShardingEngine& engine, const MeshGroups& groups, Device& device, Ops& ops, Stream& compute,
             const OptimizerOptions& options);
 
-  // Enqueues the step after engine.finish_gradients(). local_tokens: target tokens of this rank in this step, all
-  // micro-steps, one fp64 in device memory, complete on the compute stream. The norm is the federation group's:
-  // sums of squares and tokens are added over its ranks in one small all-reduce (Traffic::control). Non-finite
-  // gradients leave weights and moments untouched.
+  // Enqueues the step after engine.finish_gradients(). local_tokens: target tokens of this rank in this step,
+  // all micro-steps, one fp64 in device memory, complete on the compute stream. The norm is the federation
+  // group's: sums of squares and tokens are added over its ranks in one small all-reduce (Traffic::control).
+  // Non-finite gradients leave weights and moments untouched.
   void step(std::int64_t step, double lr, const double* local_tokens);
 
   // In device memory, valid on the compute stream after step(): norm and finite of this rank's group.

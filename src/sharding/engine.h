@@ -2,11 +2,11 @@
 // ShardingEngine: owns a model's units as shards and lends the model full weights and gradients.
 //
 // Weights of a unit are all-gathered on a transfer stream into one of a few full-size slots, up to `prefetch`
-// units ahead of the one in use, and leased to the model; a released slot goes to the next unit once the compute
-// stream has passed the release. Gradients are written to full-size slots and reduced when their lease is
-// released: reduce-scatter over the shard group into the shard's accumulator and, after the last micro-step,
-// all-reduce over the replica group, beside the rest of backward. With one shard nothing is gathered or
-// copied: leases are the shard itself.
+// units ahead of the one in use, and leased to the model; a released slot goes to the next unit once the
+// compute stream has passed the release. Gradients are written to full-size slots and reduced when their
+// lease is released: reduce-scatter over the shard group into the shard's accumulator and, after the last
+// micro-step, all-reduce over the replica group, beside the rest of backward. With one shard nothing is
+// gathered or copied: leases are the shard itself.
 //
 //   engine.begin_step(step);
 //   for k in 0 .. K-1:
@@ -15,9 +15,9 @@
 //   engine.finish_gradients();     compute stream: every shard().gradient is the group's sum
 //   optimizer.step(...)            updates shards, sets their `ready` events
 //
-// Leases throw InternalError when used after release or after the weights have moved on to another step, when a
-// unit is leased twice at once, and when units are asked for out of order. A lease released while an exception
-// unwinds starts no reduction.
+// Leases throw InternalError when used after release or after the weights have moved on to another step, when
+// a unit is leased twice at once, and when units are asked for out of order. A lease released while an
+// exception unwinds starts no reduction.
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -35,8 +35,8 @@ namespace strata {
 class ShardingEngine final : public ParameterSource, public LeaseOwner {
  public:
   // Everything is referenced, not copied, except `units` and `options`. All memory is allocated here.
-  ShardingEngine(std::vector<UnitSpec> units, const MeshGroups& groups, Device& device, Ops& ops, Stream& compute,
-                 const EngineOptions& options);
+  ShardingEngine(std::vector<UnitSpec> units, const MeshGroups& groups, Device& device, Ops& ops,
+                 Stream& compute, const EngineOptions& options);
   ~ShardingEngine() override;
   ShardingEngine(const ShardingEngine&) = delete;
   ShardingEngine& operator=(const ShardingEngine&) = delete;

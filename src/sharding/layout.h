@@ -21,6 +21,8 @@ inline std::int64_t padded_elements(const UnitSpec& unit, int shards) {
 std::vector<ShardSegment> shard_segments(const UnitSpec& unit, int shards, int shard);
 
 // Units other than decoder layers: counted and buffered apart.
-inline bool is_edge(const UnitSpec& unit) { return unit.kind != UnitKind::decoder; }
+inline bool is_edge(const UnitSpec& unit) {
+  return unit.kind != UnitKind::decoder;
+}
 
 }  // namespace strata

@@ -1,6 +1,6 @@
 #pragma once
-// Mesh: the F x R x S arrangement of ranks and the groups that follow from it. Pure arithmetic; MeshGroups adds
-// the communicators of one rank.
+// Mesh: the F x R x S arrangement of ranks and the groups that follow from it. Pure arithmetic; MeshGroups
+// adds the communicators of one rank.
 #include <memory>
 #include <string>
 #include <vector>
@@ -29,7 +29,9 @@ class Mesh {
   std::string describe() const;
 
   MeshCoordinates coordinates(int position) const;
-  int position(MeshCoordinates at) const { return (at.federate * replicate_ + at.replicate) * shard_ + at.shard; }
+  int position(MeshCoordinates at) const {
+    return (at.federate * replicate_ + at.replicate) * shard_ + at.shard;
+  }
 
   // The groups that `position` belongs to, members in group order.
   std::vector<int> shard_group(int position) const;       // same f, r
@@ -37,8 +39,8 @@ class Mesh {
   std::vector<int> federation_peers(int position) const;  // same r, s
   std::vector<int> federation_group(int position) const;  // same f
 
-  // With `replicas: one`, the replica that aggregates shard s for its federation group. Senders are spread over
-  // the replicas, so that no node carries a whole group's traffic.
+  // With `replicas: one`, the replica that aggregates shard s for its federation group. Senders are spread
+  // over the replicas, so that no node carries a whole group's traffic.
   int sender_replica(int shard) const { return shard % replicate_; }
   // World positions of a federation group's senders, by shard.
   std::vector<int> senders(int federation_group) const;
@@ -58,9 +60,9 @@ struct MeshGroups {
   std::unique_ptr<Communicator> shard, replicate, federate, group, world;
 };
 
-// Collective over the world. `placement[position]` is the world rank that takes a position; empty: the identity.
-// Throws UsageError when the mesh does not fill the world or the placement is no permutation of its ranks, and
-// InternalError when a communicator comes out with another size than the mesh asked for.
+// Collective over the world. `placement[position]` is the world rank that takes a position; empty: the
+// identity. Throws UsageError when the mesh does not fill the world or the placement is no permutation of its
+// ranks, and InternalError when a communicator comes out with another size than the mesh asked for.
 MeshGroups make_groups(World& world, const Mesh& mesh, const std::vector<int>& placement = {});
 
 }  // namespace strata
