@@ -14,7 +14,7 @@ import os
 import queue
 import signal
 import struct
-from typing import Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 

@@ -23,7 +23,8 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from typing import Callable, Iterator, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from errors import DataToolError
 
@@ -59,9 +60,7 @@ def is_italian(paragraph: str) -> bool:
 class HtmlText(html.parser.HTMLParser):
     """DocBook's XHTML as paragraphs. Navigation, tables of contents, listings and images leave no text."""
 
-    BLOCKS = frozenset(
-        "p div li dt dd td th tr table h1 h2 h3 h4 h5 h6 br hr ul ol dl blockquote body".split()
-    )
+    BLOCKS = frozenset("p div li dt dd td th tr table h1 h2 h3 h4 h5 h6 br hr ul ol dl blockquote body".split())
     VOID = frozenset("br hr img meta link input col".split())
     SKIPPED_TAGS = frozenset("head header footer nav aside script style pre".split())
     SKIPPED_CLASSES = frozenset(
@@ -135,34 +134,10 @@ def html_sections(data: bytes, section_heading: str | None = None) -> Iterator[l
 
 # roff escapes that stand for a character
 ROFF_CHARACTERS = {
-    "em": "—",
-    "en": "–",
-    "hy": "-",
-    "bu": "•",
-    "co": "©",
-    "lq": "“",
-    "rq": "”",
-    "oq": "‘",
-    "cq": "’",
-    "aq": "'",
-    "dq": '"',
-    "Fo": "«",
-    "Fc": "»",
-    "`E": "È",
-    "`a": "à",
-    "`e": "è",
-    "'e": "é",
-    "`i": "ì",
-    "`o": "ò",
-    "`u": "ù",
-    "->": "→",
-    "ti": "~",
-    "ha": "^",
-    "rs": "\\",
-    "mu": "×",
-    "ga": "`",
-}
-ROFF_CHARACTER = re.compile(r"\\\((..)|\\\[([^\]]+)\]|\\\*\((..)|\\\*\[([^\]]+)\]|\\\*(.)")
+    "em": "—", "en": "–", "hy": "-", "bu": "•", "co": "©", "lq": "“", "rq": "”", "oq": "‘", "cq": "’", "aq": "'",
+    "dq": '"', "Fo": "«", "Fc": "»", "`E": "È", "`a": "à", "`e": "è", "'e": "é", "`i": "ì", "`o": "ò", "`u": "ù",
+    "->": "→", "ti": "~", "ha": "^", "rs": "\\", "mu": "×", "ga": "`",
+}  # fmt: skip
 ROFF_STRINGS = {
     'L"': "“",
     'R"': "”",
@@ -175,33 +150,33 @@ ROFF_STRINGS = {
     "R": "®",
     "Tm": "™",
 }
+ROFF_SPACES = frozenset(" ~0")
+ROFF_NOTHING = frozenset("&|^,/:%)c")
+ROFF_ESCAPE = re.compile(
+    r"""\\(?:
+        ".*$                                                # comment
+      | f(?:\[[^\]]*\]|\(..|.) | s[-+]?\d{1,2} | [hvw]'[^']*' # font, size, motion
+      | \((?P<pair>..) | \[(?P<name>[^\]]+)\]               # special character
+      | \*(?:\((?P<string_pair>..)|\[(?P<string_name>[^\]]+)\]|(?P<string>.))
+      | (?P<single>.) | $
+    )""",
+    re.VERBOSE,
+)
+
+
+def roff_escape(match: re.Match) -> str:
+    if single := match["single"]:
+        if single in ROFF_SPACES:
+            return " "
+        return "" if single in ROFF_NOTHING else "\\" if single == "e" else single
+    if special := match["pair"] or match["name"]:
+        return ROFF_CHARACTERS.get(special, "")
+    return ROFF_STRINGS.get(match["string_pair"] or match["string_name"] or match["string"], "")
 
 
 def roff_inline(text: str) -> str:
     """Text of a roff line: fonts, sizes and motions vanish, special characters become themselves."""
-
-    def character(match: re.Match) -> str:
-        special = match.group(1) or match.group(2)
-        if special:
-            return ROFF_CHARACTERS.get(special, "")
-        return ROFF_STRINGS.get(match.group(3) or match.group(4) or match.group(5), "")
-
-    text = re.sub(r'\\".*$', "", text)
-    text = re.sub(r"\\f(?:\[[^\]]*\]|\(..|.)", "", text)
-    text = re.sub(r"\\s[-+]?\d{1,2}", "", text)
-    text = re.sub(r"\\[hvw]'[^']*'", "", text)
-    text = ROFF_CHARACTER.sub(character, text)
-    text = re.sub(r"\\[&|^,/:%)c]", "", text)
-    text = re.sub(r"\\[ ~0]", " ", text)
-    text = (
-        text.replace("\\-", "-")
-        .replace("\\'", "'")
-        .replace("\\`", "`")
-        .replace("\\e", "\0")
-        .replace("\\\\", "\0")
-    )
-    text = text.replace("\\", "").replace("\0", "\\")
-    return " ".join(text.split())
+    return " ".join(ROFF_ESCAPE.sub(roff_escape, text).split())
 
 
 ROFF_FONTS = frozenset("B I R BR RB BI IB IR RI SM SB".split())
@@ -243,8 +218,7 @@ def roff_sections(data: bytes) -> Iterator[list[str]]:
         if macro.startswith('\\"'):
             continue
         arguments = [
-            quoted.replace('""', '"') if quoted else bare
-            for quoted, bare in ROFF_MACRO_ARGUMENT.findall(rest)
+            quoted.replace('""', '"') if quoted else bare for quoted, bare in ROFF_MACRO_ARGUMENT.findall(rest)
         ]
         if macro in ("de", "ig", "am"):
             definition_end = ".."
@@ -298,9 +272,7 @@ SOURCES = (
     Source("aptitude-doc-it", r"/html/it/(?!index)[^/]+\.html$", html_sections),
     Source("debian-faq-it", r"/FAQ/it/(?!index)[^/]+\.it\.html$", lambda data: html_sections(data, "h2")),
     Source("maint-guide-it", r"/html/(?!index)[^/]+\.it\.html$", lambda data: html_sections(data, "h2")),
-    Source(
-        "debian-edu-doc-it", r"/debian-edu-bookworm-manual\.html$", lambda data: html_sections(data, "h2")
-    ),
+    Source("debian-edu-doc-it", r"/debian-edu-bookworm-manual\.html$", lambda data: html_sections(data, "h2")),
     Source("manpages-it", r"/man/it/man\d/[^/]+\.gz$", lambda data: roff_sections(gzip.decompress(data))),
     Source("fortunes-it", r"/fortunes/it/(?!banner)[a-z]+$", fortune_sections),
 )
@@ -314,7 +286,8 @@ def download(packages: list[str], folder: pathlib.Path) -> None:
     for program in ("apt-get", "dpkg-deb"):
         if shutil.which(program) is None:
             raise DataToolError(
-                f"{program} not found; the Italian corpus comes from Debian packages -> run this on Debian, or prepare a text of your own with prepare.py"
+                f"{program} not found; the Italian corpus comes from Debian packages"
+                " -> run this on Debian, or prepare a text of your own with prepare.py"
             )
     folder.mkdir(parents=True, exist_ok=True)
     # The sandbox user of apt cannot write to a private folder; as the same user there is nothing to drop to.
@@ -323,12 +296,11 @@ def download(packages: list[str], folder: pathlib.Path) -> None:
     if result.returncode != 0 and os.geteuid() == 0:
         print("apt has no current package lists: apt-get update", flush=True)
         subprocess.run(["apt-get", "-q", "update"], stdout=subprocess.DEVNULL, check=False)
-        result = subprocess.run(
-            command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
+        result = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if result.returncode != 0:
         raise DataToolError(
-            f"`{' '.join(command)}` failed:\n{result.stdout.strip()}\n-> run `apt-get update` as root and try again, or put the packages into {folder}"
+            f"`{' '.join(command)}` failed:\n{result.stdout.strip()}\n"
+            f"-> run `apt-get update` as root and try again, or put the packages into {folder}"
         )
 
 
@@ -337,14 +309,13 @@ def package_members(archive: pathlib.Path, pattern: str) -> list[tuple[str, byte
     wanted = re.compile(pattern)
     with subprocess.Popen(["dpkg-deb", "--fsys-tarfile", str(archive)], stdout=subprocess.PIPE) as process:
         with tarfile.open(fileobj=process.stdout, mode="r|") as tar:
-            members = [
-                (m.name, tar.extractfile(m).read()) for m in tar if m.isreg() and wanted.search(m.name)
-            ]
+            members = [(m.name, tar.extractfile(m).read()) for m in tar if m.isreg() and wanted.search(m.name)]
     if process.returncode != 0:
         raise DataToolError(f"{archive}: dpkg-deb could not read it -> delete the file and run again")
     if not members:
         raise DataToolError(
-            f"{archive}: no member matches {pattern} -> the package changed its layout; adapt SOURCES in italian_corpus.py"
+            f"{archive}: no member matches {pattern}; the package changed its layout"
+            " -> adapt SOURCES in italian_corpus.py"
         )
     return sorted(members)
 
@@ -388,13 +359,9 @@ def build(debs: pathlib.Path) -> Iterator[dict]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=pathlib.Path, required=True, help="JSON lines file to write")
-    parser.add_argument(
-        "--packages", type=pathlib.Path, help="folder for the .deb files (default: debs/ beside --out)"
-    )
+    parser.add_argument("--packages", type=pathlib.Path, help="folder for the .deb files (default: debs/ beside --out)")
     arguments = parser.parse_args()
     debs = arguments.packages or arguments.out.parent / "debs"
     try:
@@ -414,9 +381,7 @@ def main() -> int:
     except DataToolError as error:
         print(f"italian_corpus.py: {error}", file=sys.stderr)
         return error.exit_code
-    print(
-        f"{arguments.out}: {count:,} documents, {size / 1e6:.2f} MB of text, sha256 {digest.hexdigest()[:16]}"
-    )
+    print(f"{arguments.out}: {count:,} documents, {size / 1e6:.2f} MB of text, sha256 {digest.hexdigest()[:16]}")
     return 0
 
 

@@ -80,16 +80,10 @@ def vocabulary(prefix: str, largest_id: int, given: int | None) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--train", required=True, metavar="PREFIX", help="shard that the models are estimated on"
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--train", required=True, metavar="PREFIX", help="shard that the models are estimated on")
     parser.add_argument("--validation", required=True, metavar="PREFIX", help="shard that is scored")
-    parser.add_argument(
-        "--vocab-size", type=int, metavar="V", help="default: from the metadata of the training shard"
-    )
+    parser.add_argument("--vocab-size", type=int, metavar="V", help="default: from the metadata of the training shard")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a sentence")
     arguments = parser.parse_args()
     try:
@@ -97,12 +91,8 @@ def main() -> int:
         validation = shards.MegatronShard(arguments.validation).tokens
         for name, tokens in ((arguments.train, train), (arguments.validation, validation)):
             if len(tokens) < 2:
-                raise DataToolError(
-                    f"{name}: {len(tokens)} tokens; a bigram needs two -> prepare a larger shard"
-                )
-        vocab_size = vocabulary(
-            arguments.train, int(max(train.max(), validation.max())), arguments.vocab_size
-        )
+                raise DataToolError(f"{name}: {len(tokens)} tokens; a bigram needs two -> prepare a larger shard")
+        vocab_size = vocabulary(arguments.train, int(max(train.max(), validation.max())), arguments.vocab_size)
         result = {
             "unigram_perplexity": unigram_perplexity(train, validation, vocab_size),
             "bigram_perplexity": kneser_ney_bigram_perplexity(train, validation, vocab_size),
@@ -117,7 +107,8 @@ def main() -> int:
         print(json.dumps(result))
     else:
         print(
-            f"unigram perplexity {result['unigram_perplexity']:.1f}, bigram perplexity {result['bigram_perplexity']:.1f}"
+            f"unigram perplexity {result['unigram_perplexity']:.1f},"
+            f" bigram perplexity {result['bigram_perplexity']:.1f}"
             f" ({len(validation):,} validation tokens, {len(train):,} training tokens, vocabulary {vocab_size:,})"
         )
     return 0

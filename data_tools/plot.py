@@ -144,18 +144,10 @@ def named_value(text: str) -> tuple[str, float]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "runs", nargs="+", type=pathlib.Path, metavar="RUN", help="run folders, or metrics.jsonl files"
-    )
-    parser.add_argument(
-        "--out", type=pathlib.Path, help="the PNG (default: perplexity.png in the first run's folder)"
-    )
-    parser.add_argument(
-        "--x", choices=("step", "tokens"), default="step", help="horizontal axis (default: step)"
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+", type=pathlib.Path, metavar="RUN", help="run folders, or metrics.jsonl files")
+    parser.add_argument("--out", type=pathlib.Path, help="the PNG (default: perplexity.png in the first run's folder)")
+    parser.add_argument("--x", choices=("step", "tokens"), default="step", help="horizontal axis (default: step)")
     parser.add_argument(
         "--line",
         type=named_value,

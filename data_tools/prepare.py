@@ -36,12 +36,8 @@ class Interrupted(BaseException):
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "inputs", nargs="+", metavar="INPUT", help="files, or folders read recursively in sorted order"
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("inputs", nargs="+", metavar="INPUT", help="files, or folders read recursively in sorted order")
     parser.add_argument(
         "--tokenizer", required=True, help="a tokenizer.json, or a Llama 3 tiktoken file (tokenizer.model)"
     )
@@ -49,37 +45,25 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--overwrite", action="store_true", help="replace shards that are already there")
     group = parser.add_argument_group("reading")
     group.add_argument(
-        "--input-format",
-        choices=("auto", "jsonl", "text", "parquet"),
-        default="auto",
-        help="default: by file name",
+        "--input-format", choices=("auto", "jsonl", "text", "parquet"), default="auto", help="default: by file name"
     )
     group.add_argument("--text-key", default="text", help="JSON key or Parquet column (default: text)")
     group.add_argument(
-        "--text-documents",
-        choices=("blank-lines", "file"),
-        default="blank-lines",
+        "--text-documents", choices=("blank-lines", "file"), default="blank-lines",
         help="what a document is in plain text: a part between blank lines (default), or the file",
+    )  # fmt: skip
+    group.add_argument(
+        "--skip-bad", action="store_true", help="count and skip unusable documents instead of stopping at the first"
     )
     group.add_argument(
-        "--skip-bad",
-        action="store_true",
-        help="count and skip unusable documents instead of stopping at the first",
-    )
-    group.add_argument(
-        "--max-document-bytes",
-        type=int,
-        default=readers.MAX_DOCUMENT_BYTES,
-        metavar="N",
+        "--max-document-bytes", type=int, default=readers.MAX_DOCUMENT_BYTES, metavar="N",
         help="a longer document is unusable; bounds the memory (default: %(default)s)",
-    )
+    )  # fmt: skip
     group = parser.add_argument_group("documents")
     group.add_argument(
-        "--policy",
-        choices=("documents", "paper"),
-        default="documents",
-        help="documents: each whole, followed by EOS (default); paper: each cut to --max-tokens with a leading BOS, no EOS",
-    )
+        "--policy", choices=("documents", "paper"), default="documents",
+        help="documents: each whole, followed by EOS (default); paper: each cut to --max-tokens, after a BOS, no EOS",
+    )  # fmt: skip
     group.add_argument(
         "--max-tokens",
         type=int,
@@ -119,18 +103,13 @@ def parse_arguments() -> argparse.Namespace:
     )
     arguments = parser.parse_args()
     for name, low, high in (
-        ("workers", 1, 4096),
-        ("max_tokens", 2, 2**31 - 1),
-        ("shard_tokens", 1, 2**31 - 1),
-        ("max_document_bytes", 1, 2**31 - 1),
-        ("seed", -(2**63), 2**63 - 1),
-    ):
+        ("workers", 1, 4096), ("max_tokens", 2, 2**31 - 1), ("shard_tokens", 1, 2**31 - 1),
+        ("max_document_bytes", 1, 2**31 - 1), ("seed", -(2**63), 2**63 - 1),
+    ):  # fmt: skip
         if not low <= getattr(arguments, name) <= high:
             parser.error(f"--{name.replace('_', '-')} {getattr(arguments, name)}: allowed is {low} to {high}")
     if not 0.0 <= arguments.validation_fraction < 1.0:
-        parser.error(
-            f"--validation-fraction {arguments.validation_fraction}: allowed is 0 up to, not including, 1"
-        )
+        parser.error(f"--validation-fraction {arguments.validation_fraction}: allowed is 0 up to, not including, 1")
     return arguments
 
 
@@ -201,9 +180,7 @@ def metadata(
     return {
         "format": arguments.format,
         "files": [path.name for path in writer.paths()],
-        "token_type": {2: "uint16", 4: "uint32" if arguments.format == "llmc" else "int32"}[
-            options.dtype.itemsize
-        ],
+        "token_type": {2: "uint16", 4: "uint32" if arguments.format == "llmc" else "int32"}[options.dtype.itemsize],
         "tokens": writer.tokens,
         "documents": writer.documents,
         "text_bytes": totals.text_bytes[split],
@@ -258,7 +235,7 @@ def check_totals(writers, totals: Totals) -> None:
     for split, writer in enumerate(writers):
         if writer.documents == 0:
             raise DataToolError(
-                f"no document fell to the {encode.SPLIT_NAMES[split]} split, of {sum(w.documents for w in writers)} in all"
+                f"no document of {sum(w.documents for w in writers)} fell to the {encode.SPLIT_NAMES[split]} split"
                 " -> change --validation-fraction or --seed, or give --validation-fraction 0"
             )
 
@@ -270,9 +247,7 @@ def run(arguments: argparse.Namespace) -> None:
     files = readers.expand(arguments.inputs, options.read)
     obsolete = existing_outputs(arguments.out)
     if obsolete and not arguments.overwrite:
-        raise UsageError(
-            f"{obsolete[0]}: already there -> give --overwrite to replace it, or choose another --out"
-        )
+        raise UsageError(f"{obsolete[0]}: already there -> give --overwrite to replace it, or choose another --out")
     for split in encode.SPLIT_NAMES:
         for stale in arguments.out.glob(f"{split}*{shards.PARTIAL}"):
             stale.unlink()
@@ -328,11 +303,13 @@ def write_synced(path: pathlib.Path, text: str) -> None:
 def report(folder: pathlib.Path, writers, totals: Totals, vocab_size: int, seconds: float) -> None:
     for split, writer in enumerate(writers):
         print(
-            f"{folder / encode.SPLIT_NAMES[split]}: {writer.tokens:,} tokens, {writer.documents:,} documents, {totals.text_bytes[split] / 1e6:.2f} MB of text"
+            f"{folder / encode.SPLIT_NAMES[split]}: {writer.tokens:,} tokens,"
+            f" {writer.documents:,} documents, {totals.text_bytes[split] / 1e6:.2f} MB of text"
         )
     tokens = sum(writer.tokens for writer in writers)
     print(
-        f"vocabulary {vocab_size:,}; {seconds:.1f} s, {tokens / seconds:,.0f} tokens/s, {sum(totals.text_bytes) / 1e6 / seconds:.2f} MB/s"
+        f"vocabulary {vocab_size:,}; {seconds:.1f} s, {tokens / seconds:,.0f} tokens/s,"
+        f" {sum(totals.text_bytes) / 1e6 / seconds:.2f} MB/s"
     )
     if totals.empty:
         print(f"dropped {totals.empty:,} empty documents")
@@ -366,10 +343,7 @@ def main() -> int:
         print(f"prepare.py: {error}", file=sys.stderr)
         return 3
     except Interrupted as interruption:
-        print(
-            f"prepare.py: {signal.Signals(interruption.signum).name}: stopped, nothing was written",
-            file=sys.stderr,
-        )
+        print(f"prepare.py: {signal.Signals(interruption.signum).name}: stopped, nothing was written", file=sys.stderr)
         return 128 + interruption.signum
     return 0
 

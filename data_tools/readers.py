@@ -11,7 +11,8 @@ import os
 import pathlib
 import re
 import zlib
-from typing import Any, Iterator
+from collections.abc import Iterator
+from typing import Any
 
 from errors import BadDocument, DataToolError, UsageError
 
@@ -57,9 +58,7 @@ def expand(inputs: list[str], options: ReadOptions) -> list[pathlib.Path]:
         path = pathlib.Path(name)
         if path.is_dir():
             found = sorted(
-                p
-                for p in path.rglob("*")
-                if p.is_file() and (options.input_format != "auto" or kind_by_name(p))
+                p for p in path.rglob("*") if p.is_file() and (options.input_format != "auto" or kind_by_name(p))
             )
             if not found:
                 raise UsageError(
@@ -73,7 +72,8 @@ def expand(inputs: list[str], options: ReadOptions) -> list[pathlib.Path]:
     for path in files:
         if options.input_format == "auto" and kind_by_name(path) is None:
             raise UsageError(
-                f"{path}: the name says no format; known are {', '.join(FORMATS)}, also with {', '.join(COMPRESSIONS)} -> give --input-format"
+                f"{path}: the name says no format; known are {', '.join(FORMATS)},"
+                f" also with {', '.join(COMPRESSIONS)} -> give --input-format"
             )
     return files
 
@@ -134,7 +134,8 @@ def blocks(files: list[pathlib.Path], options: ReadOptions) -> Iterator[Block]:
                 yield from stream_blocks(path, raw, decompressed(path, raw), kind, options)
             except (EOFError, OSError, zlib.error) as error:
                 raise DataToolError(
-                    f"{path}: cannot be read past byte {raw.tell()}: {error} -> the file is truncated or damaged; fetch it again"
+                    f"{path}: cannot be read past byte {raw.tell()}: {error}"
+                    " -> the file is truncated or damaged; fetch it again"
                 ) from None
 
 
@@ -216,9 +217,7 @@ def parquet_blocks(path: pathlib.Path, options: ReadOptions) -> Iterator[Block]:
     column = file.schema_arrow.field(options.text_key).type
     value = column.value_type if pa.types.is_dictionary(column) else column
     if not (pa.types.is_string(value) or pa.types.is_large_string(value)):
-        raise UsageError(
-            f"{path}: column {options.text_key!r} is {column}, not text -> choose one with --text-key"
-        )
+        raise UsageError(f"{path}: column {options.text_key!r} is {column}, not text -> choose one with --text-key")
     size, total = path.stat().st_size, max(1, file.metadata.num_rows)
     rows: list[str | None] = []
     pending = 0
@@ -263,8 +262,7 @@ def documents(block: Block, options: ReadOptions) -> Iterator[str | BadDocument]
                 yield BadDocument(where, f"column {options.text_key!r} is null")
             elif len(text) > options.max_document_bytes:
                 yield BadDocument(
-                    where,
-                    f"a document of more than {options.max_document_bytes} bytes (--max-document-bytes)",
+                    where, f"a document of more than {options.max_document_bytes} bytes (--max-document-bytes)"
                 )
             else:
                 yield text
@@ -276,26 +274,21 @@ def decoded(data: bytes, where: str) -> str | BadDocument:
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        return BadDocument(
-            where, f"not UTF-8: byte {data[error.start]:#04x} at offset {error.start} of the document"
-        )
+        return BadDocument(where, f"not UTF-8: byte {data[error.start]:#04x} at offset {error.start} of the document")
 
 
 def json_document(line: bytes, where: str, options: ReadOptions) -> str | BadDocument:
     try:
         record = json.loads(line)
     except UnicodeDecodeError as error:
-        return BadDocument(
-            where, f"not UTF-8: byte {line[error.start]:#04x} at offset {error.start} of the line"
-        )
+        return BadDocument(where, f"not UTF-8: byte {line[error.start]:#04x} at offset {error.start} of the line")
     except (ValueError, RecursionError) as error:
         return BadDocument(where, f"not JSON: {error}")
     if not isinstance(record, dict):
         return BadDocument(where, f"a JSON {type(record).__name__}, not an object")
     if options.text_key not in record:
         return BadDocument(
-            where,
-            f"no key {options.text_key!r}; there are {', '.join(map(repr, list(record)[:8]))} (--text-key)",
+            where, f"no key {options.text_key!r}; there are {', '.join(map(repr, list(record)[:8]))} (--text-key)"
         )
     text = record[options.text_key]
     if not isinstance(text, str):

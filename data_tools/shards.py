@@ -91,13 +91,9 @@ class MegatronWriter:
             offset = int(ends[-1])
         self._idx.seek(0, os.SEEK_END)
         for start in range(0, self.documents + 1, COPY_ITEMS):
-            self._idx.write(
-                np.arange(start, min(start + COPY_ITEMS, self.documents + 1), dtype="<i8").tobytes()
-            )
+            self._idx.write(np.arange(start, min(start + COPY_ITEMS, self.documents + 1), dtype="<i8").tobytes())
         self._idx.seek(0)
-        self._idx.write(
-            MAGIC + struct.pack("<QBQQ", 1, TYPE_CODES[self.dtype], self.documents, self.documents + 1)
-        )
+        self._idx.write(MAGIC + struct.pack("<QBQQ", 1, TYPE_CODES[self.dtype], self.documents, self.documents + 1))
         sync_and_close(self._bin)
         sync_and_close(self._idx)
 
@@ -196,9 +192,7 @@ class MegatronShard:
         with open(idx, "rb") as file:
             header = file.read(HEADER_BYTES)
             if len(header) < HEADER_BYTES or header[:9] != MAGIC:
-                raise DataToolError(
-                    f"{idx}: does not begin with {MAGIC!r} -> this is not a Megatron-style index"
-                )
+                raise DataToolError(f"{idx}: does not begin with {MAGIC!r} -> this is not a Megatron-style index")
             version, code, sequences, index_length = struct.unpack("<QBQQ", header[9:])
             types = {value: key for key, value in TYPE_CODES.items()}
             if version != 1 or code not in types:

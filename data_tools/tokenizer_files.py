@@ -20,21 +20,23 @@ BEGIN_OF_TEXT = "<|begin_of_text|>"
 END_OF_TEXT = "<|end_of_text|>"
 
 # How Llama 3 cuts text before merging: contractions, words, numbers of up to three digits, punctuation, white space.
-LLAMA3_SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+LLAMA3_SPLIT = "|".join(
+    (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)",
+        r"[^\r\n\p{L}\p{N}]?\p{L}+",
+        r"\p{N}{1,3}",
+        r" ?[^\s\p{L}\p{N}]+[\r\n]*",
+        r"\s*[\r\n]+",
+        r"\s+(?!\S)",
+        r"\s+",
+    )
+)
 # The 256 special tokens follow the ranks; the names are those of Llama 3.1.
 LLAMA3_NAMED_SPECIALS = (
-    BEGIN_OF_TEXT,
-    END_OF_TEXT,
-    "<|reserved_special_token_0|>",
-    "<|reserved_special_token_1|>",
-    "<|finetune_right_pad_id|>",
-    "<|reserved_special_token_2|>",
-    "<|start_header_id|>",
-    "<|end_header_id|>",
-    "<|eom_id|>",
-    "<|eot_id|>",
-    "<|python_tag|>",
-)
+    BEGIN_OF_TEXT, END_OF_TEXT, "<|reserved_special_token_0|>", "<|reserved_special_token_1|>",
+    "<|finetune_right_pad_id|>", "<|reserved_special_token_2|>", "<|start_header_id|>", "<|end_header_id|>",
+    "<|eom_id|>", "<|eot_id|>", "<|python_tag|>",
+)  # fmt: skip
 LLAMA3_SPECIAL_COUNT = 256
 
 # Tried in this order when neither the command line nor tokenizer_config.json names the token.
@@ -79,7 +81,8 @@ def read_tiktoken_ranks(path: pathlib.Path) -> list[bytes]:
             token, rank = base64.b64decode(encoded, validate=True), int(rank)
         except (ValueError, binascii.Error):
             raise UsageError(
-                f"{path}:{number}: expected `base64 rank`, found {line[:60]!r} -> give a tokenizer.json or a Llama 3 tiktoken file"
+                f"{path}:{number}: expected `base64 rank`, found {line[:60]!r}"
+                " -> give a tokenizer.json or a Llama 3 tiktoken file"
             ) from None
         if rank in ranks or not token:
             raise UsageError(
@@ -123,9 +126,7 @@ class TokenizerFile(NamedTuple):
     vocab_size: int  # the largest id + 1, so that ids index an embedding
     sha256: str  # of the file as given
 
-    def special_id(
-        self, name: str | None, config_value: str | None, candidates: tuple[str, ...], flag: str
-    ) -> int:
+    def special_id(self, name: str | None, config_value: str | None, candidates: tuple[str, ...], flag: str) -> int:
         for candidate in (name,) if name else (config_value, *candidates):
             if candidate and (found := self.tokenizer.token_to_id(candidate)) is not None:
                 return found
@@ -152,9 +153,7 @@ def load(path: str | pathlib.Path) -> TokenizerFile:
         try:
             tokenizer = Tokenizer.from_str(data.decode())
         except Exception as error:  # the library raises plain Exception for every kind of fault
-            raise UsageError(
-                f"{path}: not a tokenizer.json that this `tokenizers` version reads: {error}"
-            ) from None
+            raise UsageError(f"{path}: not a tokenizer.json that this `tokenizers` version reads: {error}") from None
         # Such settings of a fine-tuning file would cut or pad documents behind the policies' back.
         tokenizer.no_truncation()
         tokenizer.no_padding()

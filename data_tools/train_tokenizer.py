@@ -11,7 +11,7 @@ import argparse
 import os
 import pathlib
 import sys
-from typing import Iterator
+from collections.abc import Iterator
 
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
@@ -51,12 +51,8 @@ def train(documents: Iterator[str], vocab_size: int) -> Tokenizer:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "inputs", nargs="+", metavar="INPUT", help="files, or folders read recursively in sorted order"
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("inputs", nargs="+", metavar="INPUT", help="files, or folders read recursively in sorted order")
     parser.add_argument(
         "--vocab-size", type=int, required=True, metavar="N", help="tokens in all, the specials included"
     )
@@ -68,7 +64,8 @@ def main() -> int:
     arguments = parser.parse_args()
     if not SMALLEST_VOCAB <= arguments.vocab_size < 2**31:
         parser.error(
-            f"--vocab-size {arguments.vocab_size}: at least {SMALLEST_VOCAB} (256 bytes and {len(SPECIALS)} special tokens)"
+            f"--vocab-size {arguments.vocab_size}: at least {SMALLEST_VOCAB}"
+            f" (256 bytes and {len(SPECIALS)} special tokens)"
         )
     options = readers.ReadOptions(arguments.input_format, arguments.text_key, arguments.text_documents)
     try:
@@ -77,7 +74,8 @@ def main() -> int:
         size = tokenizer.get_vocab_size(with_added_tokens=True)
         if size != arguments.vocab_size:
             raise DataToolError(
-                f"the corpus supports only {size} tokens, not {arguments.vocab_size} -> give more text, or --vocab-size {size}"
+                f"the corpus supports only {size} tokens, not {arguments.vocab_size}"
+                f" -> give more text, or --vocab-size {size}"
             )
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
         partial = pathlib.Path(f"{arguments.out}{shards.PARTIAL}")
