@@ -11,7 +11,7 @@ namespace strata {
 namespace {
 
 constexpr std::size_t kAlignment = 256;  // what GPU libraries like best; harmless elsewhere
-constexpr std::int64_t kLogitsBytes = std::int64_t{64} << 20, kChunkMultiple = 128;
+constexpr std::int64_t kChunkMultiple = 128;  // keeps the chunk's GEMMs whole tiles
 
 // Hands out pieces of an arena one after the other. Without an arena it only counts: the plan and the
 // placement are the same walk.
@@ -180,7 +180,7 @@ void check_setup(const LlamaSetup& s) {
 
 std::int64_t loss_chunk_tokens(const LlamaSetup& s) {
   const std::int64_t row_bytes = s.config.vocab_size * static_cast<std::int64_t>(size_of(s.compute));
-  const std::int64_t fitting = kLogitsBytes / row_bytes / kChunkMultiple * kChunkMultiple;
+  const std::int64_t fitting = s.logits_bytes / row_bytes / kChunkMultiple * kChunkMultiple;
   return std::min(s.tokens(), std::max(fitting, kChunkMultiple));
 }
 

@@ -28,6 +28,7 @@ struct LlamaSetup {
   DType compute = DType::f32;            // weights and activations: fp32 or bf16
   DType gradient = DType::f32;           // of weights: fp32 or bf16
   Recompute recompute = Recompute::none;
+  std::int64_t logits_bytes = std::int64_t{64} << 20;  // how much of the logits may exist at once
 
   std::int64_t tokens() const { return batch * sequence; }
   AttentionShape attention() const {
@@ -38,8 +39,7 @@ struct LlamaSetup {
 // Throws UsageError: check_llama, and batch, sequence and dtypes.
 void check_setup(const LlamaSetup& setup);
 
-// Tokens whose logits exist at once: a multiple of 128 (or all N), about 64 MiB of logits, never fewer than
-// 128.
+// Tokens whose logits exist at once: a multiple of 128 that logits_bytes hold, at least 128, at most all N.
 std::int64_t loss_chunk_tokens(const LlamaSetup& setup);
 
 // What Ops needs to know to size its scratch.
