@@ -47,7 +47,7 @@ class FederationScheduler {
   // ranks. When the step aggregates by token weights, the counts are exchanged behind the backward pass.
   void count_tokens(std::int64_t step, std::int64_t tokens);
 
-  // After the optimizer's step has been enqueued. Returns true when units were aggregated or sent.
+  // After the optimizer's step has been enqueued. Returns true when units were aggregated, sent or applied.
   bool after_step(std::int64_t step);
   // Enqueues what overlap still holds back and makes the compute stream wait for all aggregation in progress:
   // before saving, exporting, or the end. Streaming fragments in flight stay in flight.
@@ -63,22 +63,17 @@ class FederationScheduler {
   std::vector<std::int64_t> host_state() const;
   void set_host_state(const std::vector<std::int64_t>& counts);
 
-  // Start and end of the most recent aggregation, for the phase `aggregation_busy`; default events before it.
-  Event busy_begin() const;
-  Event busy_end() const;
+  // Spans of aggregation work since the last call (take them every step), for the phase `aggregation_busy`:
+  // read their lengths once they are complete. With `overlap` they are enqueued during the following forward
+  // pass.
+  struct BusySpan {
+    Event begin, end;
+  };
+  std::vector<BusySpan> take_busy_spans();
 
  private:
   class Impl;
   std::unique_ptr<Impl> impl_;
 };
-
-// Bytes of outer state and aggregation buffers on one rank (none when F = 1 and the rule is the identity).
-MemoryPlan federation_memory(const std::vector<UnitSpec>& units, const Mesh& mesh, const Precision& precision,
-                             const FederationOptions& options);
-
-// What the aggregation after `step` moves at `position`, in addition to plan_step_bytes.
-BytePlan plan_federation_bytes(const std::vector<UnitSpec>& units, const Mesh& mesh, int position,
-                               const Precision& precision, const FederationOptions& options,
-                               std::int64_t step);
 
 }  // namespace strata
