@@ -381,6 +381,8 @@ std::vector<Key> run_keys() {
       choice("stream_order", FIELD(stream_order), {"eager", "deferred"},
              "deferred: streams run in a seeded legal order (tests; cpu only)"),
       integer("seed", FIELD(seed), 0, kAny, "of initial weights, data order and stochastic rounding"),
+      number("peak_tflops", FIELD(peak_tflops), above(0),
+             "dense peak of one rank at the run's precision, in TFLOP/s, for MFU; unset: MFU is n/a"),
       number("timeout_seconds", FIELD(timeout_seconds), above(0),
              "longest wait for another rank before the job is ended"),
       required(run_dir()),

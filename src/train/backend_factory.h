@@ -1,0 +1,23 @@
+#pragma once
+// The one place that chooses an implementation of the backend contracts.
+#include <memory>
+
+#include "backend/communicator.h"
+#include "backend/device.h"
+#include "backend/mpi/session.h"
+#include "backend/ops.h"
+#include "config/config.h"
+
+namespace strata {
+
+// The world and the operations use the device, so they go first.
+struct Backend {
+  std::unique_ptr<Device> device;
+  std::unique_ptr<Ops> ops;
+  std::unique_ptr<World> world;
+};
+
+// Throws UsageError for a device this build has not.
+Backend make_backend(const Config& config, MpiSession& session);
+
+}  // namespace strata

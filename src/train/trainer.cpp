@@ -1,0 +1,277 @@
+#include "train/trainer.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <memory>
+#include <optional>
+
+#include "base/log.h"
+#include "data/dataset.h"
+#include "federation/scheduler.h"
+#include "model/llama.h"
+#include "model/parameter_table.h"
+#include "optim/optimizer.h"
+#include "optim/schedule.h"
+#include "sharding/engine.h"
+#include "sharding/mesh.h"
+#include "train/backend_factory.h"
+#include "train/batches.h"
+#include "train/control.h"
+#include "train/evaluate.h"
+#include "train/flops.h"
+#include "train/metrics.h"
+#include "train/progress.h"
+#include "train/run_folder.h"
+#include "train/signals.h"
+#include "train/step_timer.h"
+
+namespace strata {
+namespace {
+
+LlamaSetup llama_setup(const Config& config, const Precision& precision) {
+  LlamaSetup s;
+  s.config = config.model;
+  s.batch = config.data.batch_size;
+  s.sequence = config.data.sequence_length;
+  s.compute = precision.compute;
+  s.gradient = precision.gradient;
+  s.recompute = recompute_from(config.recompute);
+  return s;
+}
+
+BatchShape batch_shape(const Config& config, const MeshGroups& groups) {
+  BatchShape s;
+  s.batch_size = config.data.batch_size;
+  s.sequence_length = config.data.sequence_length;
+  s.micro_steps = config.gradient_accumulation;
+  const bool identical = config.data.groups == "identical";
+  s.readers = identical ? groups.group->size() : groups.mesh.size();
+  s.reader = identical ? groups.position % groups.group->size() : groups.position;
+  return s;
+}
+
+StepBytes received(const MeshGroups& groups) {
+  auto of = [](const Communicator& c, Collective kind) {
+    const ByteCounters counters = c.counters();
+    return counters.at(Traffic::training, kind).received + counters.at(Traffic::edge, kind).received;
+  };
+  StepBytes b;
+  b.shard_all_gather = of(*groups.shard, Collective::all_gather);
+  b.shard_reduce_scatter = of(*groups.shard, Collective::reduce_scatter);
+  b.replicate_all_reduce = of(*groups.replicate, Collective::all_reduce);
+  b.replicate_broadcast = of(*groups.replicate, Collective::broadcast);
+  b.federate_all_reduce =
+      of(*groups.federate, Collective::all_reduce) + of(*groups.federate, Collective::all_gather);
+  return b;
+}
+
+StepBytes operator-(const StepBytes& a, const StepBytes& b) {
+  return {a.shard_all_gather - b.shard_all_gather, a.shard_reduce_scatter - b.shard_reduce_scatter,
+          a.replicate_all_reduce - b.replicate_all_reduce, a.replicate_broadcast - b.replicate_broadcast,
+          a.federate_all_reduce - b.federate_all_reduce};
+}
+
+class Trainer {
+ public:
+  Trainer(const TrainOptions& options, Backend& backend, const RunFolder& folder);
+  ExitCode run();
+
+ private:
+  // A step whose numbers are still on their way to the host.
+  struct PendingStep {
+    std::int64_t step = 0;
+    double lr = 0;
+    StepEvents events;
+    StepBytes bytes;
+  };
+
+  void step(std::int64_t t);
+  void conclude();
+  void drain() {
+    if (control_.pending()) conclude();
+  }
+  void validate(std::int64_t t);
+
+  const Config& config_;
+  Device& device_;
+  World& world_;
+  MeshGroups groups_;
+  Stream& compute_;
+  Llama model_;
+  ShardingEngine engine_;
+  Optimizer optimizer_;
+  FederationScheduler federation_;
+  TokenDataset train_data_;
+  SequenceReader train_reader_;
+  std::optional<TokenDataset> validation_data_;
+  std::optional<SequenceReader> validation_reader_;
+  Batches batches_;
+  std::optional<Evaluator> evaluator_;
+  ControlPlane control_;
+  MetricsWriter metrics_;
+  Progress progress_;
+  StopSignals signals_;
+
+  Buffer reports_;    // RankReport of the present and of the last step
+  Buffer stop_host_;  // int32 each
+  PendingStep pending_;
+  StepBytes counted_;
+  Event step_end_;
+  std::int64_t sequences_consumed_ = 0;  // position in the global order
+  std::int64_t tokens_ = 0;              // target tokens the world has trained on
+  bool stop_agreed_ = false;
+  std::optional<EvaluationResult> last_validation_;
+};
+
+Trainer::Trainer(const TrainOptions& options, Backend& backend, const RunFolder& folder)
+    : config_(options.config),
+      device_(*backend.device),
+      world_(*backend.world),
+      groups_(make_groups(world_, Mesh(config_.mesh))),
+      compute_(device_.create_stream("compute", Device::StreamKind::compute)),
+      model_(llama_setup(config_, Precision::from(config_.precision, config_.reduce_dtype)), device_,
+             *backend.ops),
+      engine_(model_.units(), groups_, device_, *backend.ops, compute_, EngineOptions::from(config_)),
+      optimizer_(engine_, groups_, device_, *backend.ops, compute_, OptimizerOptions::from(config_)),
+      federation_(engine_, groups_, device_, *backend.ops, compute_, FederationOptions::from(config_)),
+      train_data_(config_.data.train, config_.data.sequence_length, config_.model.vocab_size),
+      train_reader_(train_data_, Sampler(train_data_.sequences(), config_.seed), config_.data.ignore_token),
+      batches_(device_, train_reader_, batch_shape(config_, groups_)),
+      control_(device_, *groups_.world),
+      progress_(world_.rank() == 0) {
+  reports_ = device_.allocate(2 * sizeof(RankReport), Purpose::data);
+  stop_host_ = device_.allocate_host(2 * sizeof(std::int32_t), Purpose::data);
+  if (!config_.data.validation.empty()) {
+    validation_data_.emplace(config_.data.validation, config_.data.sequence_length, config_.model.vocab_size);
+    const std::int64_t all = validation_data_->sequences();
+    validation_reader_.emplace(*validation_data_, Sampler(all, 0, Sampler::Order::in_order),
+                               config_.data.ignore_token);
+    evaluator_.emplace(device_, compute_, model_, engine_, groups_, *validation_reader_,
+                       std::min(all, config_.evaluation.sequences.value_or(all)));
+  }
+  engine_.initialize(config_.seed);
+  federation_.initialize();
+  if (world_.rank() == 0) metrics_ = MetricsWriter(folder.metrics(), 0);
+}
+
+ExitCode Trainer::run() {
+  const std::int64_t steps = config_.schedule.steps;
+  log_info("mesh {}; {} parameters; {} sequences of {} tokens an epoch", groups_.mesh.describe(),
+           parameter_count(engine_.units()), train_data_.sequences(), config_.data.sequence_length);
+  step_end_ = device_.record(compute_);
+  for (std::int64_t t = 1; t <= steps && !stop_agreed_; ++t) {
+    step(t);
+    const bool due = config_.evaluation.every > 0 && t % config_.evaluation.every == 0;
+    if (evaluator_ && (due || t == steps)) validate(t);
+  }
+  drain();
+  progress_.finish();
+  federation_.finish();
+  device_.synchronize();
+  return stop_agreed_ ? ExitCode::stopped : ExitCode::done;
+}
+
+void Trainer::step(std::int64_t t) {
+  auto* report = reports_.as<RankReport>() + t % 2;
+  auto* stop = stop_host_.as<std::int32_t>() + t % 2;
+  PendingStep now;
+  now.step = t;
+  now.lr = learning_rate(config_.schedule, config_.optimizer.lr, t);
+  now.events.begin = step_end_;
+
+  const StepBatch batch = batches_.next(compute_, sequences_consumed_);
+  federation_.count_tokens(t, batch.host_target_tokens);
+  device_.fill_zero(compute_, report, sizeof(RankReport));
+  now.events.data = device_.record(compute_);
+
+  engine_.begin_step(t);
+  for (std::size_t k = 0; k < batch.tokens.size(); ++k) {
+    engine_.begin_micro_step(static_cast<int>(k));
+    model_.forward_backward(compute_, engine_, batch.tokens[k], batch.targets[k], &report->loss_sum,
+                            &now.events.forward.emplace_back());
+    if (k + 1 == batch.tokens.size()) engine_.finish_gradients();
+    now.events.backward.push_back(device_.record(compute_));
+  }
+  optimizer_.step(t, now.lr, batch.target_tokens);
+  now.events.optimizer = device_.record(compute_);
+  now.events.aggregated = federation_.after_step(t);
+  now.events.aggregation = step_end_ = device_.record(compute_);
+  sequences_consumed_ += batch_shape(config_, groups_).sequences_per_step();
+
+  const StepBytes counted = received(groups_);
+  now.bytes = counted - counted_;
+  counted_ = counted;
+
+  *stop = signals_.received() != 0 ? 1 : 0;
+  device_.copy(compute_, &report->tokens, batch.target_tokens, sizeof(double));
+  device_.copy(compute_, &report->scale, optimizer_.scale(), sizeof(StepScale));
+  device_.copy_to_device(compute_, &report->stop, stop, sizeof(std::int32_t));
+  drain();  // the step before this one
+  control_.start(compute_, t, report);
+  pending_ = std::move(now);
+  if (world_.size() == 1 && *stop != 0) drain();  // nobody to agree with: stop after this very step
+}
+
+void Trainer::conclude() {
+  const WorldStep world = control_.finish();
+  const PendingStep& p = pending_;
+  if (!world.non_finite_ranks.empty()) {
+    throw NonFiniteError(
+        fmt::format("loss or gradient norm is not finite at step {} on {} rank(s), the first being rank {}; "
+                    "the weights were not "
+                    "touched -> lower optimizer.lr, or resume from the last checkpoint",
+                    p.step, world.non_finite_ranks.size(), world.non_finite_ranks.front()));
+  }
+  stop_agreed_ |= world.stop_requested;
+  tokens_ += world.tokens;
+
+  TrainRecord r;
+  r.step = p.step;
+  r.loss = world.loss;
+  r.perplexity_rank_mean = world.perplexity_rank_mean;
+  r.lr = p.lr;
+  r.grad_norm = world.grad_norm_mean;
+  r.grad_norm_max = world.grad_norm_max;
+  r.tokens = tokens_;
+  r.time = phase_seconds(device_, p.events);
+  r.tokens_per_second = static_cast<double>(world.tokens) / std::max(r.time.total, 1e-9);
+  r.mfu = model_flops_utilization(config_, r.tokens_per_second / world_.size());
+  r.bytes = p.bytes;
+  r.aggregated = p.events.aggregated;
+  r.memory_peak_bytes = device_.memory().total_peak;
+  metrics_.write(r);
+  const auto left = static_cast<double>(config_.schedule.steps - p.step);
+  progress_.show({p.step, config_.schedule.steps, r.loss, r.lr, r.grad_norm, r.tokens_per_second, r.mfu,
+                  left * r.time.total});
+}
+
+void Trainer::validate(std::int64_t t) {
+  drain();
+  federation_.finish();
+  last_validation_ = evaluator_->run(t, groups_.mesh.federate() == 1 || federation_.aggregates(t));
+  const EvaluationResult& v = *last_validation_;
+  metrics_.write(ValidationRecord{t, v.loss, v.loss_spread, v.tokens, v.seconds});
+  progress_.finish();
+  log_info("step {}: validation loss {:.4f}, perplexity {:.2f}{} ({} tokens, {:.1f} s)", t, v.loss,
+           std::exp(v.loss),
+           v.loss_spread ? fmt::format(", spread of losses over groups {:.4f}", *v.loss_spread) : "",
+           v.tokens, v.seconds);
+  step_end_ = device_.record(compute_);
+}
+
+}  // namespace
+
+ExitCode run_training(const TrainOptions& options, MpiSession& session) {
+  Backend backend = make_backend(options.config, session);
+  const RunFolder folder = open_run_folder(*backend.world, options.config, !options.resume.empty());
+  configure_log(backend.world->rank(), backend.world->rank() == 0 ? folder.log() : "");
+  Trainer trainer(options, backend, folder);
+  const ExitCode code = trainer.run();
+  backend.world->barrier("end of the run");
+  return code;
+}
+
+}  // namespace strata
