@@ -5,6 +5,9 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
 
 namespace strata::test {
 
@@ -16,5 +19,18 @@ void launch_shuffle(long long* out, int blocks, int threads);
 void launch_block_votes(int* out, int threads);
 void launch_zero_fill(unsigned char* out, const unsigned char* in, int bytes);
 void launch_atomics(int* i, unsigned* u, float* f, int threads);
+
+// races.cu
+struct RaceCase {
+  std::string name;
+  bool correct;
+  bool out_of_bounds;
+  std::function<void()>
+      run;  // allocates, launches, and checks the numbers of correct kernels where orders matter
+};
+std::vector<RaceCase> race_cases();
+
+// The line of this folder's `file` that contains `mark`, as reports name it: "tests/emulation/races.cu:12".
+std::string place_of(const std::string& file, const std::string& mark);
 
 }  // namespace strata::test
