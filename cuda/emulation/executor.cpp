@@ -16,6 +16,10 @@ namespace {
 
 constinit thread_local Executor* running_executor = nullptr;
 
+// Unwinds the thread that ends a launch, so that what it has on its stack is destroyed. Threads that wait are
+// abandoned: kernels keep nothing that needs destroying across a barrier.
+struct ThreadStopped {};
+
 const char* name_of(BarrierKind kind) {
   switch (kind) {
     case BarrierKind::plain:
@@ -73,6 +77,7 @@ void Executor::run(const Launch& launch) {
     fibers_ = std::make_unique<FiberSet>(options_.fibers, [this](std::size_t) {
       try {
         launch_->thread();
+      } catch (const ThreadStopped&) {
       } catch (const std::exception& error) {
         failure_ = describe_thread(current_) + " threw: " + error.what();
       }
@@ -241,7 +246,7 @@ void Executor::stop(const std::string& report) {
 
 void Executor::fail(const std::string& report) {
   stop(report);
-  halt();
+  throw ThreadStopped();
 }
 
 void Executor::halt() {
@@ -337,7 +342,7 @@ void Executor::collective(const CollectiveKind& kind, unsigned variant, unsigned
   if (meeting.arrived == (mask & live_lanes_[warp])) {
     complete_collective(warp, slot);
     ready_[current_ / 64] &= ~(std::uint64_t{1} << current_ % 64);  // this thread runs on
-    if (!failure_.empty()) halt();
+    if (!failure_.empty()) throw ThreadStopped();
   } else {
     wait(ThreadState::at_collective, kind.name, where, mask);
   }

@@ -30,6 +30,21 @@ struct RaceCase {
 };
 std::vector<RaceCase> race_cases();
 
+// misuse.cu
+struct MisuseCase {
+  std::string report;              // what the report must contain
+  std::vector<std::string> marks;  // the lines that it must name
+  std::function<void()> run;
+};
+std::vector<MisuseCase> misuse_cases();
+void launch_large_dynamic();  // 100 KiB, asked for
+void launch_fill(int threads);
+
+// schedule.cu: each copies `in` (256 values) reversed within blocks of 64, through shared memory; `fault`
+// plants one
+enum class Fault { none, no_barrier, refill_early, wait_short };
+void launch_reverse(float* out, const float* in, Fault fault);
+
 // The line of this folder's `file` that contains `mark`, as reports name it: "tests/emulation/races.cu:12".
 std::string place_of(const std::string& file, const std::string& mark);
 
