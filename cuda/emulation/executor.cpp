@@ -20,6 +20,15 @@ constinit thread_local Executor* running_executor = nullptr;
 // abandoned: kernels keep nothing that needs destroying across a barrier.
 struct ThreadStopped {};
 
+// Marks this host thread as inside a kernel.
+class Running {
+ public:
+  explicit Running(Executor* executor) { running_executor = executor; }
+  ~Running() { running_executor = nullptr; }
+  Running(const Running&) = delete;
+  Running& operator=(const Running&) = delete;
+};
+
 const char* name_of(BarrierKind kind) {
   switch (kind) {
     case BarrierKind::plain:
@@ -117,13 +126,14 @@ void Executor::run(const Launch& launch) {
     std::iota(shuffled.begin(), shuffled.end(), std::uint64_t{0});
     for (std::uint64_t i = blocks; i > 1; --i) std::swap(shuffled[i - 1], shuffled[next_random(random_) % i]);
   }
-  running_executor = this;
-  for (std::uint64_t i = 0; i < blocks && failure_.empty(); ++i) {
-    run_block(options_.blocks == Order::forward   ? i
-              : options_.blocks == Order::reverse ? blocks - 1 - i
-                                                  : shuffled[i]);
+  {
+    const Running scope(this);
+    for (std::uint64_t i = 0; i < blocks && failure_.empty(); ++i) {
+      run_block(options_.blocks == Order::forward   ? i
+                : options_.blocks == Order::reverse ? blocks - 1 - i
+                                                    : shuffled[i]);
+    }
   }
-  running_executor = nullptr;
   last_launch_ = counters_;
   total_ += counters_;
   if (failure_.empty() && findings_.empty()) return;

@@ -191,6 +191,13 @@ RaceDetector::KnowledgePointer RaceDetector::joined(const KnowledgePointer& a, c
   return both;
 }
 
+std::uint32_t RaceDetector::advanced(unsigned thread) {
+  if (++clock_[thread] == clocks_maximum) {
+    throw Misuse({"the race detector follows 2^20 __syncwarp and __threadfence calls of a thread"});
+  }
+  return clock_[thread];
+}
+
 void RaceDetector::barrier() {
   if (++epoch_ == epochs_maximum) throw Misuse({"the race detector follows 2^22 barriers of a block"});
   for (auto* all : {&known_, &fenced_}) {
@@ -209,10 +216,7 @@ void RaceDetector::warp_sync(unsigned warp, unsigned lanes) {
     if ((lanes >> lane & 1) == 0) continue;
     const std::uint32_t* row = &lanes_known_[(base + lane) * lanes_per_warp];
     for (unsigned i = 0; i < lanes_per_warp; ++i) all[i] = std::max(all[i], row[i]);
-    all[lane] = std::max(all[lane], ++clock_[base + lane]);
-    if (clock_[base + lane] == clocks_maximum) {
-      throw Misuse({"the race detector follows 2^20 __syncwarp and __threadfence calls of a thread"});
-    }
+    all[lane] = std::max(all[lane], advanced(base + lane));
     known = joined(known, known_[base + lane]);
     fenced = joined(fenced, fenced_[base + lane]);
   }
@@ -240,7 +244,7 @@ void RaceDetector::fence(unsigned thread) {
       entry = std::max(entry, clock);
     }
   }
-  snapshot->threads[thread_key(block_, thread)] = ++clock_[thread];
+  snapshot->threads[thread_key(block_, thread)] = advanced(thread);
   fenced_[thread] = std::move(snapshot);
 }
 
