@@ -23,6 +23,7 @@ stage() {
 
 install_packages test
 python_environment
+"$ROOT/scripts/cuda_headers.sh"
 say "build"
 build default
 export PYTHON

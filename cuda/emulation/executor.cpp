@@ -16,6 +16,19 @@ namespace {
 
 constinit thread_local Executor* running_executor = nullptr;
 
+// Unwinds the thread that ends a launch, so that what it has on its stack is destroyed. Threads that wait are
+// abandoned: kernels keep nothing that needs destroying across a barrier.
+struct ThreadStopped {};
+
+// Marks this host thread as inside a kernel.
+class Running {
+ public:
+  explicit Running(Executor* executor) { running_executor = executor; }
+  ~Running() { running_executor = nullptr; }
+  Running(const Running&) = delete;
+  Running& operator=(const Running&) = delete;
+};
+
 const char* name_of(BarrierKind kind) {
   switch (kind) {
     case BarrierKind::plain:
@@ -73,6 +86,7 @@ void Executor::run(const Launch& launch) {
     fibers_ = std::make_unique<FiberSet>(options_.fibers, [this](std::size_t) {
       try {
         launch_->thread();
+      } catch (const ThreadStopped&) {
       } catch (const std::exception& error) {
         failure_ = describe_thread(current_) + " threw: " + error.what();
       }
@@ -112,13 +126,14 @@ void Executor::run(const Launch& launch) {
     std::iota(shuffled.begin(), shuffled.end(), std::uint64_t{0});
     for (std::uint64_t i = blocks; i > 1; --i) std::swap(shuffled[i - 1], shuffled[next_random(random_) % i]);
   }
-  running_executor = this;
-  for (std::uint64_t i = 0; i < blocks && failure_.empty(); ++i) {
-    run_block(options_.blocks == Order::forward   ? i
-              : options_.blocks == Order::reverse ? blocks - 1 - i
-                                                  : shuffled[i]);
+  {
+    const Running scope(this);
+    for (std::uint64_t i = 0; i < blocks && failure_.empty(); ++i) {
+      run_block(options_.blocks == Order::forward   ? i
+                : options_.blocks == Order::reverse ? blocks - 1 - i
+                                                    : shuffled[i]);
+    }
   }
-  running_executor = nullptr;
   last_launch_ = counters_;
   total_ += counters_;
   if (failure_.empty() && findings_.empty()) return;
@@ -241,7 +256,7 @@ void Executor::stop(const std::string& report) {
 
 void Executor::fail(const std::string& report) {
   stop(report);
-  halt();
+  throw ThreadStopped();
 }
 
 void Executor::halt() {
@@ -337,7 +352,7 @@ void Executor::collective(const CollectiveKind& kind, unsigned variant, unsigned
   if (meeting.arrived == (mask & live_lanes_[warp])) {
     complete_collective(warp, slot);
     ready_[current_ / 64] &= ~(std::uint64_t{1} << current_ % 64);  // this thread runs on
-    if (!failure_.empty()) halt();
+    if (!failure_.empty()) throw ThreadStopped();
   } else {
     wait(ThreadState::at_collective, kind.name, where, mask);
   }

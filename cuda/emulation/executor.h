@@ -77,6 +77,8 @@ class Executor {
   [[noreturn]] void fail(const std::string& report);
   // The same for code that must return first: the launch ends when it does.
   void stop(const std::string& report);
+  // Leaves the thread for good after stop(), where no exception may pass (code that does not expect one).
+  [[noreturn]] void halt();
 
   // Where p lies in the block's shared memory: the buffer that holds [p, p + bytes), or nullptr.
   struct SharedBuffer {
@@ -102,7 +104,6 @@ class Executor {
  private:
   Executor() = default;
 
-  [[noreturn]] void halt();
   void run_block(std::uint64_t block);
   void poison_shared();
   void release_shared();

@@ -191,35 +191,46 @@ RaceDetector::KnowledgePointer RaceDetector::joined(const KnowledgePointer& a, c
   return both;
 }
 
+std::uint32_t RaceDetector::advanced(unsigned thread) {
+  if (++clock_[thread] == clocks_maximum) {
+    throw Misuse({"the race detector follows 2^20 __syncwarp and __threadfence calls of a thread"});
+  }
+  return clock_[thread];
+}
+
 void RaceDetector::barrier() {
   if (++epoch_ == epochs_maximum) throw Misuse({"the race detector follows 2^22 barriers of a block"});
-  KnowledgePointer all;
-  for (const KnowledgePointer& known : known_) all = joined(all, known);
-  if (all != nullptr) std::fill(known_.begin(), known_.end(), all);
+  for (auto* all : {&known_, &fenced_}) {
+    KnowledgePointer merged;
+    for (const KnowledgePointer& one : *all) merged = joined(merged, one);
+    if (merged != nullptr) std::fill(all->begin(), all->end(), merged);
+  }
 }
 
 void RaceDetector::warp_sync(unsigned warp, unsigned lanes) {
   const unsigned base = warp * lanes_per_warp;
   std::uint32_t all[lanes_per_warp] = {};
   KnowledgePointer known;
+  KnowledgePointer fenced;
   for (unsigned lane = 0; lane < lanes_per_warp; ++lane) {
     if ((lanes >> lane & 1) == 0) continue;
     const std::uint32_t* row = &lanes_known_[(base + lane) * lanes_per_warp];
     for (unsigned i = 0; i < lanes_per_warp; ++i) all[i] = std::max(all[i], row[i]);
-    all[lane] = std::max(all[lane], ++clock_[base + lane]);
-    if (clock_[base + lane] == clocks_maximum) {
-      throw Misuse({"the race detector follows 2^20 __syncwarp and __threadfence calls of a thread"});
-    }
+    all[lane] = std::max(all[lane], advanced(base + lane));
     known = joined(known, known_[base + lane]);
+    fenced = joined(fenced, fenced_[base + lane]);
   }
   for (unsigned lane = 0; lane < lanes_per_warp; ++lane) {
     if ((lanes >> lane & 1) == 0) continue;
     std::copy(all, all + lanes_per_warp, &lanes_known_[(base + lane) * lanes_per_warp]);
     known_[base + lane] = known;
+    fenced_[base + lane] = fenced;
   }
 }
 
-// A fence is cumulative: what was ordered before it for this thread is published too.
+// A fence is cumulative: what was ordered before it for this thread is published too. A fence counts also for
+// the atomics of threads that a later barrier or __syncwarp orders after it: kernels fence in every thread
+// and count in one.
 void RaceDetector::fence(unsigned thread) {
   auto snapshot = known_[thread] == nullptr ? std::make_shared<Knowledge>()
                                             : std::make_shared<Knowledge>(*known_[thread]);
@@ -233,7 +244,7 @@ void RaceDetector::fence(unsigned thread) {
       entry = std::max(entry, clock);
     }
   }
-  snapshot->threads[thread_key(block_, thread)] = ++clock_[thread];
+  snapshot->threads[thread_key(block_, thread)] = advanced(thread);
   fenced_[thread] = std::move(snapshot);
 }
 

@@ -86,6 +86,7 @@ class RaceDetector {
   void granule_access(unsigned thread, std::size_t index, unsigned mask, Access kind, Site site,
                       const void* p, std::size_t bytes);
   void report(const Finding& finding);
+  std::uint32_t advanced(unsigned thread);  // the thread's clock, one later
   static KnowledgePointer joined(const KnowledgePointer& a, const KnowledgePointer& b);
 
   Arena& arena_;

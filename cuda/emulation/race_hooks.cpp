@@ -16,9 +16,10 @@ inline void note(const void* p, std::size_t bytes, std::size_t alignment, Access
   RaceDetector* race = executor->race();
   if (race == nullptr || !arena()->contains(p)) return;
   if (reinterpret_cast<std::uintptr_t>(p) % alignment != 0) {
-    executor->fail("misaligned " + std::to_string(bytes) + "-byte access at " +
+    executor->stop("misaligned " + std::to_string(bytes) + "-byte access at " +
                    race->describe(RaceDetector::site(code)) + " by " +
                    executor->describe_thread(executor->current()) + ": " + executor->describe_address(p));
+    executor->halt();  // the compiler takes these hooks for functions that do not throw
   }
   race->access(executor->current(), p, bytes, kind, RaceDetector::site(code));
 }

@@ -59,7 +59,11 @@ std::string symbolize(const void* code_address) {
     std::string place = lines[i + 1].substr(0, lines[i + 1].find(" (discriminator"));
     if (place.starts_with("./")) place.erase(0, 2);
     if (place.empty() || place[0] == '?' || is_own_header(place)) continue;
-    const std::string& function = lines[i];
+    std::string function = lines[i];
+    for (const std::string unnamed = "(anonymous namespace)::";
+         function.find(unnamed) != std::string::npos;) {
+      function.erase(function.find(unnamed), unnamed.size());
+    }
     return place + " in " + function.substr(0, function.find('('));
   }
   return std::string("code address ") + hex;
