@@ -14,7 +14,8 @@ namespace strata::test {
 using reference::Vector;
 
 inline double rounded(double x, DType type) {
-  return type == DType::bf16 ? static_cast<double>(to_float(to_bf16(static_cast<float>(x)))) : static_cast<float>(x);
+  return type == DType::bf16 ? static_cast<double>(to_float(to_bf16(static_cast<float>(x))))
+                             : static_cast<float>(x);
 }
 
 // Normal numbers that the dtype holds exactly.
@@ -30,7 +31,11 @@ inline Vector random_values(std::size_t count, DType type, unsigned seed, double
 class Tensor {
  public:
   Tensor(DType type, std::int64_t rows, std::int64_t cols, std::int64_t gap = 0, double fill = NAN)
-      : type_(type), rows_(rows), cols_(cols), stride_(cols + gap), bytes_(static_cast<std::size_t>(rows * stride_) * size_of(type)) {
+      : type_(type),
+        rows_(rows),
+        cols_(cols),
+        stride_(cols + gap),
+        bytes_(static_cast<std::size_t>(rows * stride_) * size_of(type)) {
     for (std::int64_t i = 0; i < rows * stride_; ++i) put(i, i % stride_ < cols ? fill : kSentinel);
   }
   Tensor(DType type, std::int64_t rows, std::int64_t cols, const Vector& values, std::int64_t gap = 0)
@@ -78,8 +83,11 @@ inline double relative_error(const Vector& found, const Vector& expected) {
   return norm > 0 ? std::sqrt(difference / norm) : std::sqrt(difference);
 }
 
-// fp32 arithmetic with sums of some thousand terms; bf16 is rounded once at the end (2^-8 / 2 at most an element).
-inline double tolerance(DType type) { return type == DType::bf16 ? 3.95e-3 : 2e-6; }
+// fp32 arithmetic with sums of some thousand terms; bf16 is rounded once at the end (2^-8 / 2 at most an
+// element).
+inline double tolerance(DType type) {
+  return type == DType::bf16 ? 3.95e-3 : 2e-6;
+}
 
 struct CpuFixture {
   explicit CpuFixture(CpuDeviceOptions device_options = {}, CpuOpsOptions options = {})

@@ -11,12 +11,14 @@ namespace strata::reference {
 using Vector = std::vector<double>;
 
 // c (m, n) = op(a) op(b)
-inline Vector product(const Vector& a, bool transpose_a, const Vector& b, bool transpose_b, int m, int n, int k) {
+inline Vector product(const Vector& a, bool transpose_a, const Vector& b, bool transpose_b, int m, int n,
+                      int k) {
   Vector c(static_cast<std::size_t>(m) * n);
   for (int i = 0; i < m; ++i)
     for (int j = 0; j < n; ++j)
       for (int x = 0; x < k; ++x)
-        c[i * n + j] += (transpose_a ? a[x * m + i] : a[i * k + x]) * (transpose_b ? b[j * k + x] : b[x * n + j]);
+        c[i * n + j] +=
+            (transpose_a ? a[x * m + i] : a[i * k + x]) * (transpose_b ? b[j * k + x] : b[x * n + j]);
   return c;
 }
 
@@ -37,8 +39,8 @@ inline Norm rmsnorm(const Vector& h, const Vector& weight, int rows, int cols, d
 struct NormGradient {
   Vector dx, dweight;
 };
-inline NormGradient rmsnorm_backward(const Vector& dy, const Vector& h, const Vector& weight, const Vector& rstd,
-                                     int rows, int cols) {
+inline NormGradient rmsnorm_backward(const Vector& dy, const Vector& h, const Vector& weight,
+                                     const Vector& rstd, int rows, int cols) {
   NormGradient g{Vector(h.size()), Vector(cols)};
   for (int i = 0; i < rows; ++i) {
     double mean = 0;  // of normalised input times incoming gradient
@@ -53,8 +55,8 @@ inline NormGradient rmsnorm_backward(const Vector& dy, const Vector& h, const Ve
 }
 
 // x (rows, heads * d): pair (i, i + d/2) of a head turns by angle(position, i).
-inline Vector rope(Vector x, int rows, int heads, int d, int sequence, const Vector& cosine, const Vector& sine,
-                   bool inverse) {
+inline Vector rope(Vector x, int rows, int heads, int d, int sequence, const Vector& cosine,
+                   const Vector& sine, bool inverse) {
   for (int r = 0; r < rows; ++r)
     for (int h = 0; h < heads; ++h)
       for (int i = 0; i < d / 2; ++i) {
@@ -96,7 +98,8 @@ inline AttentionResult attention(const Attention& s, const Vector& q, const Vect
         for (int j = 0; j <= i; ++j) {
           p[j] /= sum;
           for (int d = 0; d < D; ++d)
-            r.out[((b * T + i) * s.query_heads + h) * D + d] += p[j] * v[((b * T + j) * s.kv_heads + h / group) * D + d];
+            r.out[((b * T + i) * s.query_heads + h) * D + d] +=
+                p[j] * v[((b * T + j) * s.kv_heads + h / group) * D + d];
         }
       }
   return r;
@@ -105,14 +108,16 @@ inline AttentionResult attention(const Attention& s, const Vector& q, const Vect
 struct AttentionGradient {
   Vector dq, dk, dv;
 };
-inline AttentionGradient attention_backward(const Attention& s, const AttentionResult& forward, const Vector& dout,
-                                            const Vector& q, const Vector& k, const Vector& v) {
+inline AttentionGradient attention_backward(const Attention& s, const AttentionResult& forward,
+                                            const Vector& dout, const Vector& q, const Vector& k,
+                                            const Vector& v) {
   const int T = s.sequence, D = s.head, group = s.query_heads / s.kv_heads;
   AttentionGradient g{Vector(q.size()), Vector(k.size()), Vector(v.size())};
   for (int b = 0; b < s.batch; ++b)
     for (int h = 0; h < s.query_heads; ++h)
       for (int i = 0; i < T; ++i) {
-        const double* p = &forward.probabilities[((static_cast<std::size_t>(b) * s.query_heads + h) * T + i) * T];
+        const double* p =
+            &forward.probabilities[((static_cast<std::size_t>(b) * s.query_heads + h) * T + i) * T];
         const std::size_t qi = static_cast<std::size_t>((b * T + i) * s.query_heads + h) * D;
         Vector dp(i + 1);
         double mean = 0;
@@ -136,7 +141,9 @@ inline AttentionGradient attention_backward(const Attention& s, const AttentionR
   return g;
 }
 
-inline double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
+inline double sigmoid(double x) {
+  return 1 / (1 + std::exp(-x));
+}
 
 // gate_up (rows, 2f)
 inline Vector swiglu(const Vector& gate_up, int rows, int f) {
@@ -172,7 +179,8 @@ inline Loss cross_entropy(const Vector& logits, const std::vector<std::int32_t>&
     for (int j = 0; j < v; ++j) sum += std::exp(x[j] - most);
     r.losses[i] = most + std::log(sum) - x[targets[i]];
     for (int j = 0; j < v; ++j)
-      r.gradient[static_cast<std::size_t>(i) * v + j] = std::exp(x[j] - most) / sum - (j == targets[i] ? 1 : 0);
+      r.gradient[static_cast<std::size_t>(i) * v + j] =
+          std::exp(x[j] - most) / sum - (j == targets[i] ? 1 : 0);
   }
   return r;
 }

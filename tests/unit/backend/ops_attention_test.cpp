@@ -19,14 +19,17 @@ void check_attention(DType type, reference::Attention s, double scale, int threa
     fused.insert(fused.end(), v.begin() + r * kc, v.begin() + (r + 1) * kc);
   }
   CpuFixture f({CpuDeviceOptions::deferred, 1}, {.threads = threads});
-  Tensor qkv(type, n, qc + 2 * kc, fused, 2), dqkv(type, n, qc + 2 * kc, 2), out(type, n, qc, 4), tdout(type, n, qc, dout, 6);
+  Tensor qkv(type, n, qc + 2 * kc, fused, 2), dqkv(type, n, qc + 2 * kc, 2), out(type, n, qc, 4),
+      tdout(type, n, qc, dout, 6);
   Tensor lse(DType::f32, 1, s.batch * s.query_heads * s.sequence);
-  auto part = [&](Tensor& t, int i) { return i == 0 ? t.matrix().block(0, 0, n, qc) : t.matrix().block(0, qc + (i - 1) * kc, n, kc); };
+  auto part = [&](Tensor& t, int i) {
+    return i == 0 ? t.matrix().block(0, 0, n, qc) : t.matrix().block(0, qc + (i - 1) * kc, n, kc);
+  };
   const AttentionShape shape{s.batch, s.sequence, s.query_heads, s.kv_heads, s.head};
   auto* l = static_cast<float*>(lse.flat().data);
   f.ops->attention_forward(f.stream, shape, out.matrix(), l, part(qkv, 0), part(qkv, 1), part(qkv, 2));
-  f.ops->attention_backward(f.stream, shape, part(dqkv, 0), part(dqkv, 1), part(dqkv, 2), tdout.matrix(), out.matrix(), l, part(qkv, 0),
-                            part(qkv, 1), part(qkv, 2));
+  f.ops->attention_backward(f.stream, shape, part(dqkv, 0), part(dqkv, 1), part(dqkv, 2), tdout.matrix(),
+                            out.matrix(), l, part(qkv, 0), part(qkv, 1), part(qkv, 2));
   f.device->synchronize();
   const auto expected = reference::attention(s, q, k, v);
   const auto gradient = reference::attention_backward(s, expected, dout, q, k, v);
@@ -66,7 +69,8 @@ TEST_CASE("attention agrees with the reference for every head size and ratio of 
 
 TEST_CASE("attention agrees with the reference at awkward lengths") {
   const DType type = GENERATE(DType::f32, DType::bf16);
-  for (int sequence : {1, 2, 17, 47, 48, 49, 129, 192, 193, 400}) check_attention(type, {1, sequence, 2, 1, 32}, 1, 1);
+  for (int sequence : {1, 2, 17, 47, 48, 49, 129, 192, 193, 400})
+    check_attention(type, {1, sequence, 2, 1, 32}, 1, 1);
   check_attention(type, {1, 1000, 1, 1, 64}, 1, 1);
 }
 
@@ -81,12 +85,13 @@ TEST_CASE("attention gives the same bits for any number of threads, twice") {
   std::vector<unsigned char> first;
   for (int threads : {1, 1, 2, 3}) {
     CpuFixture f({}, {.threads = threads});
-    Tensor tq(DType::bf16, 420, 384, q), tk(DType::bf16, 420, 128, k), out(DType::bf16, 420, 384), lse(DType::f32, 1, 2520);
+    Tensor tq(DType::bf16, 420, 384, q), tk(DType::bf16, 420, 128, k), out(DType::bf16, 420, 384),
+        lse(DType::f32, 1, 2520);
     Tensor dq(DType::bf16, 420, 384), dk(DType::bf16, 420, 128), dv(DType::bf16, 420, 128);
     auto* l = static_cast<float*>(lse.flat().data);
     f.ops->attention_forward(f.stream, shape, out.matrix(), l, tq.matrix(), tk.matrix(), tk.matrix());
-    f.ops->attention_backward(f.stream, shape, dq.matrix(), dk.matrix(), dv.matrix(), tq.matrix(), out.matrix(), l, tq.matrix(), tk.matrix(),
-                              tk.matrix());
+    f.ops->attention_backward(f.stream, shape, dq.matrix(), dk.matrix(), dv.matrix(), tq.matrix(),
+                              out.matrix(), l, tq.matrix(), tk.matrix(), tk.matrix());
     auto all = out.bytes();
     for (const Tensor* t : {&dq, &dk, &dv, &lse}) all.insert(all.end(), t->bytes().begin(), t->bytes().end());
     if (first.empty()) first = all;
@@ -96,12 +101,20 @@ TEST_CASE("attention gives the same bits for any number of threads, twice") {
 
 TEST_CASE("attention's scratch is what workspace_bytes says") {
   CpuFixture f;
-  Workload w{.tokens = 512, .hidden = 128, .intermediate = 256, .vocabulary = 512, .attention = {1, 512, 2, 1, 64}, .compute = DType::bf16};
-  Tensor q(DType::bf16, 512, 128, 0, 0.0), k(DType::bf16, 512, 64, 0, 0.0), out(DType::bf16, 512, 128), lse(DType::f32, 1, 1024);
-  Tensor dq(DType::bf16, 512, 128), dk(DType::bf16, 512, 64), big(DType::bf16, 512, 512), w2(DType::bf16, 512, 128, 0, 0.0);
+  Workload w{.tokens = 512,
+             .hidden = 128,
+             .intermediate = 256,
+             .vocabulary = 512,
+             .attention = {1, 512, 2, 1, 64},
+             .compute = DType::bf16};
+  Tensor q(DType::bf16, 512, 128, 0, 0.0), k(DType::bf16, 512, 64, 0, 0.0), out(DType::bf16, 512, 128),
+      lse(DType::f32, 1, 1024);
+  Tensor dq(DType::bf16, 512, 128), dk(DType::bf16, 512, 64), big(DType::bf16, 512, 512),
+      w2(DType::bf16, 512, 128, 0, 0.0);
   auto* l = static_cast<float*>(lse.flat().data);
   f.ops->attention_forward(f.stream, w.attention, out.matrix(), l, q.matrix(), k.matrix(), k.matrix());
-  f.ops->attention_backward(f.stream, w.attention, dq.matrix(), dk.matrix(), dk.matrix(), q.matrix(), out.matrix(), l, q.matrix(), k.matrix(), k.matrix());
+  f.ops->attention_backward(f.stream, w.attention, dq.matrix(), dk.matrix(), dk.matrix(), q.matrix(),
+                            out.matrix(), l, q.matrix(), k.matrix(), k.matrix());
   f.ops->linear_forward(f.stream, big.matrix(), q.matrix(), w2.matrix());
   CHECK(f.device->memory().peak[static_cast<int>(Purpose::workspace)] == f.ops->workspace_bytes(w));
 }

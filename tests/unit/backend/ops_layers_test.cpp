@@ -1,6 +1,6 @@
+#include "base/error.h"
 #include "tests/support/catch.h"
 #include "tests/support/ops_fixture.h"
-#include "base/error.h"
 
 using namespace strata;
 using namespace strata::test;
@@ -11,7 +11,8 @@ namespace {
 void check_linear(GemmPath path, DType type, DType gradient, int n, int in, int out, bool accumulate) {
   CAPTURE(static_cast<int>(path), name_of(type), name_of(gradient), n, in, out, accumulate);
   CpuFixture f({CpuDeviceOptions::deferred, 1}, {.gemm = path});
-  const Vector x = random_values(static_cast<std::size_t>(n) * in, type, 1), w = random_values(static_cast<std::size_t>(out) * in, type, 2);
+  const Vector x = random_values(static_cast<std::size_t>(n) * in, type, 1),
+               w = random_values(static_cast<std::size_t>(out) * in, type, 2);
   const Vector dy = random_values(static_cast<std::size_t>(n) * out, type, 3);
   const Vector old_dx = random_values(x.size(), type, 4), old_dw = random_values(w.size(), gradient, 5);
   Tensor tx(type, n, in, x, 5), tw(type, out, in, w), tdy(type, n, out, dy, 3), ty(type, n, out, 7);
@@ -20,7 +21,8 @@ void check_linear(GemmPath path, DType type, DType gradient, int n, int in, int 
   f.ops->linear_backward_input(f.stream, tdx.matrix(), tdy.matrix(), tw.matrix(), accumulate);
   f.ops->linear_backward_weight(f.stream, tdw.matrix(), tdy.matrix(), tx.matrix(), accumulate);
   f.device->synchronize();
-  Vector dx = reference::product(dy, false, w, false, n, in, out), dw = reference::product(dy, true, x, false, out, in, n);
+  Vector dx = reference::product(dy, false, w, false, n, in, out),
+         dw = reference::product(dy, true, x, false, out, in, n);
   if (accumulate) {
     for (std::size_t i = 0; i < dx.size(); ++i) dx[i] += old_dx[i];
     for (std::size_t i = 0; i < dw.size(); ++i) dw[i] += old_dw[i];
@@ -34,7 +36,8 @@ void check_linear(GemmPath path, DType type, DType gradient, int n, int in, int 
 }  // namespace
 
 TEST_CASE("linear layers agree with the reference on every path") {
-  const int sizes[][3] = {{1, 1, 1}, {17, 129, 17}, {129, 17, 1000}, {1, 1000, 129}, {129, 64, 96}, {1030, 24, 1040}, {7, 600, 33}};
+  const int sizes[][3] = {{1, 1, 1},     {17, 129, 17},    {129, 17, 1000}, {1, 1000, 129},
+                          {129, 64, 96}, {1030, 24, 1040}, {7, 600, 33}};
   for (const auto& s : sizes) {
     for (bool accumulate : {false, true}) {
       check_linear(GemmPath::automatic, DType::f32, DType::f32, s[0], s[1], s[2], accumulate);
@@ -43,7 +46,8 @@ TEST_CASE("linear layers agree with the reference on every path") {
       check_linear(GemmPath::packed, DType::f32, DType::f32, s[0], s[1], s[2], accumulate);
       check_linear(GemmPath::automatic, DType::f32, DType::bf16, s[0], s[1], s[2], accumulate);
       check_linear(GemmPath::matmul, DType::f32, DType::f32, s[0], s[1], s[2], accumulate);
-      if (cpu::cpu_has_bf16()) check_linear(GemmPath::matmul, DType::bf16, DType::bf16, s[0], s[1], s[2], accumulate);
+      if (cpu::cpu_has_bf16())
+        check_linear(GemmPath::matmul, DType::bf16, DType::bf16, s[0], s[1], s[2], accumulate);
     }
   }
 }
@@ -64,7 +68,8 @@ TEST_CASE("products do not depend on the number of threads and repeat bit for bi
 
 TEST_CASE("mismatched shapes and dtypes are refused at the call") {
   CpuFixture f;
-  Tensor x(DType::f32, 4, 8), w(DType::f32, 16, 8), y(DType::f32, 4, 16), half(DType::bf16, 4, 16), narrow(DType::f32, 4, 15);
+  Tensor x(DType::f32, 4, 8), w(DType::f32, 16, 8), y(DType::f32, 4, 16), half(DType::bf16, 4, 16),
+      narrow(DType::f32, 4, 15);
   CHECK_THROWS_AS(f.ops->linear_forward(f.stream, narrow.matrix(), x.matrix(), w.matrix()), InternalError);
   CHECK_THROWS_AS(f.ops->linear_forward(f.stream, half.matrix(), x.matrix(), w.matrix()), InternalError);
   CHECK_THROWS_AS(f.ops->linear_forward(f.stream, y.matrix(), w.matrix(), x.matrix()), InternalError);
@@ -83,13 +88,18 @@ TEST_CASE("RMSNorm forward and backward agree with the reference, in place where
   CAPTURE(name_of(type), cols, scale);
   CpuFixture f({CpuDeviceOptions::deferred, 2});
   const float eps = 1e-5f;
-  const Vector x = random_values(rows * cols, type, 1, scale), res = random_values(rows * cols, type, 2, scale);
-  const Vector w = random_values(cols, type, 3), dy = random_values(rows * cols, type, 4), dres = random_values(rows * cols, type, 5);
+  const Vector x = random_values(rows * cols, type, 1, scale),
+               res = random_values(rows * cols, type, 2, scale);
+  const Vector w = random_values(cols, type, 3), dy = random_values(rows * cols, type, 4),
+               dres = random_values(rows * cols, type, 5);
   Vector h(x.size());
-  for (std::size_t i = 0; i < x.size(); ++i) h[i] = rounded(static_cast<float>(x[i]) + static_cast<float>(res[i]), type);
-  Tensor tx(type, rows, cols, x, 3), tres(type, rows, cols, res), tw(type, 1, cols, w), ty(type, rows, cols, 1), trstd(DType::f32, 1, rows);
+  for (std::size_t i = 0; i < x.size(); ++i)
+    h[i] = rounded(static_cast<float>(x[i]) + static_cast<float>(res[i]), type);
+  Tensor tx(type, rows, cols, x, 3), tres(type, rows, cols, res), tw(type, 1, cols, w),
+      ty(type, rows, cols, 1), trstd(DType::f32, 1, rows);
   float* rstd = static_cast<float*>(trstd.flat().data);
-  f.ops->rmsnorm_forward(f.stream, ty.matrix(), rstd, tx.matrix(), tx.matrix(), tres.matrix(), tw.flat(), eps);  // sum over x
+  f.ops->rmsnorm_forward(f.stream, ty.matrix(), rstd, tx.matrix(), tx.matrix(), tres.matrix(), tw.flat(),
+                         eps);  // sum over x
   f.device->synchronize();
   const auto expected = reference::rmsnorm(h, w, rows, cols, eps);
   CHECK(tx.values() == h);
@@ -97,10 +107,13 @@ TEST_CASE("RMSNorm forward and backward agree with the reference, in place where
   CHECK(relative_error(trstd.values(), expected.rstd) < 2e-6);
   CHECK((tx.gaps_untouched() && ty.gaps_untouched()));
 
-  Tensor tdy(type, rows, cols, dy), tdres(type, rows, cols, dres, 2), tdw(DType::f32, 1, cols, Vector(cols, 1.0));
+  Tensor tdy(type, rows, cols, dy), tdres(type, rows, cols, dres, 2),
+      tdw(DType::f32, 1, cols, Vector(cols, 1.0));
   Tensor separate(type, rows, cols);
-  f.ops->rmsnorm_backward(f.stream, separate.matrix(), tdw.flat(), tdy.matrix(), tdres.matrix(), tx.matrix(), tw.flat(), rstd, true);
-  f.ops->rmsnorm_backward(f.stream, tdy.matrix(), tdw.flat(), tdy.matrix(), tdres.matrix(), tx.matrix(), tw.flat(), rstd, false);
+  f.ops->rmsnorm_backward(f.stream, separate.matrix(), tdw.flat(), tdy.matrix(), tdres.matrix(), tx.matrix(),
+                          tw.flat(), rstd, true);
+  f.ops->rmsnorm_backward(f.stream, tdy.matrix(), tdw.flat(), tdy.matrix(), tdres.matrix(), tx.matrix(),
+                          tw.flat(), rstd, false);
   f.device->synchronize();
   auto gradient = reference::rmsnorm_backward(dy, h, w, expected.rstd, rows, cols);
   for (std::size_t i = 0; i < dres.size(); ++i) gradient.dx[i] += dres[i];
@@ -115,14 +128,18 @@ TEST_CASE("rotary embedding agrees with the reference and its inverse undoes it"
   const int sequence = 17, rows = 3 * sequence, heads = 3;
   CpuFixture f;
   Vector c, s;
-  for (int i = 0; i < sequence * d / 2; ++i) c.push_back(rounded(std::cos(0.37 * i), DType::f32)), s.push_back(rounded(std::sin(0.37 * i), DType::f32));
+  for (int i = 0; i < sequence * d / 2; ++i)
+    c.push_back(rounded(std::cos(0.37 * i), DType::f32)),
+        s.push_back(rounded(std::sin(0.37 * i), DType::f32));
   const Vector x = random_values(rows * heads * d, type, 1);
-  Tensor tx(type, rows, heads * d, x, 4), tc(DType::f32, 1, sequence * d / 2, c), ts(DType::f32, 1, sequence * d / 2, s);
+  Tensor tx(type, rows, heads * d, x, 4), tc(DType::f32, 1, sequence * d / 2, c),
+      ts(DType::f32, 1, sequence * d / 2, s);
   auto* cosine = static_cast<float*>(tc.flat().data);
   auto* sine = static_cast<float*>(ts.flat().data);
   f.ops->rope(f.stream, tx.matrix(), d, sequence, cosine, sine, false);
   f.device->synchronize();
-  CHECK(relative_error(tx.values(), reference::rope(x, rows, heads, d, sequence, c, s, false)) < tolerance(type));
+  CHECK(relative_error(tx.values(), reference::rope(x, rows, heads, d, sequence, c, s, false)) <
+        tolerance(type));
   f.ops->rope(f.stream, tx.matrix(), d, sequence, cosine, sine, true);
   f.device->synchronize();
   CHECK(relative_error(tx.values(), x) < 2 * tolerance(type));
@@ -135,8 +152,10 @@ TEST_CASE("SwiGLU agrees with the reference, also for huge gates") {
   const double scale = GENERATE(1.0, 60.0, 1e-6);
   const int rows = 17;
   CpuFixture f;
-  const Vector gu = random_values(rows * 2 * width, type, 1, scale), dout = random_values(rows * width, type, 2);
-  Tensor tgu(type, rows, 2 * width, gu, 3), tout(type, rows, width, 2), tdout(type, rows, width, dout), td(type, rows, 2 * width);
+  const Vector gu = random_values(rows * 2 * width, type, 1, scale),
+               dout = random_values(rows * width, type, 2);
+  Tensor tgu(type, rows, 2 * width, gu, 3), tout(type, rows, width, 2), tdout(type, rows, width, dout),
+      td(type, rows, 2 * width);
   f.ops->swiglu_forward(f.stream, tout.matrix(), tgu.matrix());
   f.ops->swiglu_backward(f.stream, td.matrix(), tdout.matrix(), tgu.matrix());
   f.device->synchronize();
@@ -155,9 +174,11 @@ TEST_CASE("cross-entropy agrees with the reference: masked rows, huge offsets, N
   for (int j = 0; j < v; ++j) logits[3 * v + j] = rounded(logits[3 * v + j] + 1e4, type);
   std::vector<std::int32_t> targets(rows);
   for (int i = 0; i < rows; ++i) targets[i] = i % 5 == 4 ? -1 : i * 7 % v;
-  Tensor t(type, rows, v, logits, 3), kept(type, rows, v, logits), losses(DType::f32, 1, rows), again(DType::f32, 1, rows);
+  Tensor t(type, rows, v, logits, 3), kept(type, rows, v, logits), losses(DType::f32, 1, rows),
+      again(DType::f32, 1, rows);
   f.ops->cross_entropy(f.stream, t.matrix(), static_cast<float*>(losses.flat().data), targets.data(), true);
-  f.ops->cross_entropy(f.stream, kept.matrix(), static_cast<float*>(again.flat().data), targets.data(), false);
+  f.ops->cross_entropy(f.stream, kept.matrix(), static_cast<float*>(again.flat().data), targets.data(),
+                       false);
   f.device->synchronize();
   const auto expected = reference::cross_entropy(logits, targets, rows, v);
   CHECK(relative_error(losses.values(), expected.losses) < 2e-6);
@@ -181,13 +202,15 @@ TEST_CASE("embedding gathers rows and its backward adds them in fp32, rounded on
   const Vector table = random_values(v * cols, type, 1), dout = random_values(rows * cols, type, 2);
   std::vector<std::int32_t> tokens(rows);
   for (int i = 0; i < rows; ++i) tokens[i] = i * i % (v - 1);  // the last row is never read
-  Tensor tt(type, v, cols, table), out(type, rows, cols, 2), td(type, rows, cols, dout, 1), dt(type, v, cols, table);
+  Tensor tt(type, v, cols, table), out(type, rows, cols, 2), td(type, rows, cols, dout, 1),
+      dt(type, v, cols, table);
   f.ops->embedding_forward(f.stream, out.matrix(), tt.matrix(), tokens.data());
   f.ops->embedding_backward(f.stream, dt.matrix(), td.matrix(), tokens.data(), accumulate);
   f.device->synchronize();
   Vector gathered, sums = accumulate ? table : Vector(v * cols);
   for (int r = 0; r < rows; ++r)
-    for (int c = 0; c < cols; ++c) gathered.push_back(table[tokens[r] * cols + c]), sums[tokens[r] * cols + c] += dout[r * cols + c];
+    for (int c = 0; c < cols; ++c)
+      gathered.push_back(table[tokens[r] * cols + c]), sums[tokens[r] * cols + c] += dout[r * cols + c];
   CHECK(out.values() == gathered);
   CHECK(relative_error(dt.values(), sums) < tolerance(type));
 }

@@ -8,7 +8,9 @@ using namespace strata;
 using namespace strata::test;
 
 namespace {
-StepScale scale_of(float s, int finite = 1) { return {s, 0, finite}; }
+StepScale scale_of(float s, int finite = 1) {
+  return {s, 0, finite};
+}
 }  // namespace
 
 TEST_CASE("AdamW follows the published recurrence over steps") {
@@ -22,15 +24,18 @@ TEST_CASE("AdamW follows the published recurrence over steps") {
   for (int t = 1; t <= 3; ++t) {
     const Vector g = random_values(n, gradient, static_cast<unsigned>(10 + t));
     Tensor tg(gradient, 1, n, g);
-    f.ops->adamw(f.stream, {.lr = lr, .beta1 = b1, .beta2 = b2, .eps = eps, .weight_decay = decay, .step = t, .key = {}}, tp.flat(), tc.flat(), tg.flat(),
-                 tm.flat(), tv.flat(), &scale);
+    f.ops->adamw(
+        f.stream,
+        {.lr = lr, .beta1 = b1, .beta2 = b2, .eps = eps, .weight_decay = decay, .step = t, .key = {}},
+        tp.flat(), tc.flat(), tg.flat(), tm.flat(), tv.flat(), &scale);
     f.device->synchronize();
     for (int i = 0; i < n; ++i) {
       const double gi = g[i] * 0.25;
       p[i] -= static_cast<double>(lr) * decay * p[i];
       m[i] = b1 * m[i] + (1.0 - b1) * gi;
       v[i] = b2 * v[i] + (1.0 - b2) * gi * gi;
-      p[i] -= lr * (m[i] / (1 - std::pow(b1, t))) / (std::sqrt(v[i] / (1 - std::pow(static_cast<double>(b2), t))) + eps);
+      p[i] -= lr * (m[i] / (1 - std::pow(b1, t))) /
+              (std::sqrt(v[i] / (1 - std::pow(static_cast<double>(b2), t))) + eps);
     }
   }
   CHECK(relative_error(tp.values(), p) < 1e-6);
@@ -44,12 +49,14 @@ TEST_CASE("AdamW follows the published recurrence over steps") {
 TEST_CASE("a step that is not finite leaves everything untouched") {
   CpuFixture f;
   const Vector p = random_values(100, DType::f32, 1), zero(100, 0.0);
-  Tensor tp(DType::f32, 1, 100, p), tm(DType::f32, 1, 100, zero), tv(DType::f32, 1, 100, zero), tg(DType::f32, 1, 100, 0, NAN);
+  Tensor tp(DType::f32, 1, 100, p), tm(DType::f32, 1, 100, zero), tv(DType::f32, 1, 100, zero),
+      tg(DType::f32, 1, 100, 0, NAN);
   StepScale scale;
   const double sums[] = {NAN, 100};
   f.ops->clip_scale(f.stream, &scale, sums, 1);
   CHECK(scale.finite == 0);
-  f.ops->adamw(f.stream, {.lr = 1, .beta1 = 0.9f, .beta2 = 0.9f, .eps = 1e-8f, .key = {}}, tp.flat(), {}, tg.flat(), tm.flat(), tv.flat(), &scale);
+  f.ops->adamw(f.stream, {.lr = 1, .beta1 = 0.9f, .beta2 = 0.9f, .eps = 1e-8f, .key = {}}, tp.flat(), {},
+               tg.flat(), tm.flat(), tv.flat(), &scale);
   f.ops->sgd(f.stream, 1, 0, tp.flat(), {}, tg.flat(), &scale);
   CHECK(tp.values() == p);
   CHECK(tm.values() == zero);
@@ -60,9 +67,16 @@ TEST_CASE("bf16 AdamW rounds parameters at random by element, so no cut of the b
   const int n = 4099;
   const RandomKey key = random_key(3, "adamw", "w", 5);
   const Vector p = random_values(n, DType::bf16, 1), g = random_values(n, DType::bf16, 2);
-  const AdamWStep step{.lr = 1e-3f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .stochastic_rounding = true, .key = key, .first_element = 13};
+  const AdamWStep step{.lr = 1e-3f,
+                       .beta1 = 0.9f,
+                       .beta2 = 0.95f,
+                       .eps = 1e-8f,
+                       .stochastic_rounding = true,
+                       .key = key,
+                       .first_element = 13};
   const StepScale scale = scale_of(1);
-  Tensor tg(DType::bf16, 1, n, g), exact(DType::f32, 1, n, p), em(DType::f32, 1, n, 0, 0.0), ev(DType::f32, 1, n, 0, 0.0);
+  Tensor tg(DType::bf16, 1, n, g), exact(DType::f32, 1, n, p), em(DType::f32, 1, n, 0, 0.0),
+      ev(DType::f32, 1, n, 0, 0.0);
   Tensor tp(DType::bf16, 1, n, p), tm(DType::bf16, 1, n, 0, 0.0), tv(DType::bf16, 1, n, 0, 0.0);
   Tensor cut(DType::bf16, 1, n, p), cm(DType::bf16, 1, n, 0, 0.0), cv(DType::bf16, 1, n, 0, 0.0);
   f.ops->adamw(f.stream, step, tp.flat(), {}, tg.flat(), tm.flat(), tv.flat(), &scale);
@@ -71,13 +85,15 @@ TEST_CASE("bf16 AdamW rounds parameters at random by element, so no cut of the b
   f.ops->adamw(f.stream, plain, exact.flat(), {}, tg.flat(), em.flat(), ev.flat(), &scale);
   AdamWStep second = step;
   second.first_element += 1001;
-  f.ops->adamw(f.stream, step, cut.flat().slice(0, 1001), {}, tg.flat().slice(0, 1001), cm.flat().slice(0, 1001), cv.flat().slice(0, 1001), &scale);
-  f.ops->adamw(f.stream, second, cut.flat().slice(1001, n - 1001), {}, tg.flat().slice(1001, n - 1001), cm.flat().slice(1001, n - 1001),
-               cv.flat().slice(1001, n - 1001), &scale);
+  f.ops->adamw(f.stream, step, cut.flat().slice(0, 1001), {}, tg.flat().slice(0, 1001),
+               cm.flat().slice(0, 1001), cv.flat().slice(0, 1001), &scale);
+  f.ops->adamw(f.stream, second, cut.flat().slice(1001, n - 1001), {}, tg.flat().slice(1001, n - 1001),
+               cm.flat().slice(1001, n - 1001), cv.flat().slice(1001, n - 1001), &scale);
   CHECK(cut.values() == tp.values());
   const Vector wanted = exact.values(), found = tp.values();
   for (int i = 0; i < n; ++i) {
-    const bf16 expected{stochastic_bf16_bits(static_cast<float>(wanted[i]), rounding_word(key, static_cast<std::uint64_t>(13 + i)))};
+    const bf16 expected{stochastic_bf16_bits(static_cast<float>(wanted[i]),
+                                             rounding_word(key, static_cast<std::uint64_t>(13 + i)))};
     REQUIRE(found[i] == to_float(expected));
   }
 }
@@ -87,7 +103,8 @@ TEST_CASE("SGD, fill, cast, axpby and pseudo-gradient compute what they say") {
   const int n = GENERATE(1, 17, 129, 1000, 3000);
   CpuFixture f({CpuDeviceOptions::deferred, 4});
   const Vector x = random_values(n, a, 1), y = random_values(n, b, 2);
-  Tensor tx(a, 1, n, x), ty(b, 1, n, y), to(b, 1, n), td(b, 1, n), tf(a, 1, n), ts(b, 1, n, y), unread(b, 1, n);
+  Tensor tx(a, 1, n, x), ty(b, 1, n, y), to(b, 1, n), td(b, 1, n), tf(a, 1, n), ts(b, 1, n, y),
+      unread(b, 1, n);
   const StepScale scale = scale_of(0.5f);
   f.ops->cast(f.stream, to.flat(), tx.flat());
   f.ops->pseudo_gradient(f.stream, td.flat(), tx.flat(), ty.flat());
@@ -99,7 +116,8 @@ TEST_CASE("SGD, fill, cast, axpby and pseudo-gradient compute what they say") {
   Vector cast(n), delta(n), sgd(n), axpby(n), twice(n);
   for (int i = 0; i < n; ++i) {
     cast[i] = rounded(x[i], b), delta[i] = rounded(x[i] - y[i], b);
-    sgd[i] = y[i] * (1 - 0.0625) - 0.125 * 0.5 * x[i], axpby[i] = 2 * x[i] - 0.5 * y[i], twice[i] = rounded(2 * x[i], b);
+    sgd[i] = y[i] * (1 - 0.0625) - 0.125 * 0.5 * x[i], axpby[i] = 2 * x[i] - 0.5 * y[i],
+    twice[i] = rounded(2 * x[i], b);
   }
   CHECK(to.values() == cast);
   CHECK(td.values() == delta);
@@ -110,19 +128,21 @@ TEST_CASE("SGD, fill, cast, axpby and pseudo-gradient compute what they say") {
 }
 
 TEST_CASE("outer rules follow the table of methods over rounds") {
-  const OuterRule rule = GENERATE(OuterRule::fedavg, OuterRule::fedavgm, OuterRule::fedmom, OuterRule::diloco);
+  const OuterRule rule =
+      GENERATE(OuterRule::fedavg, OuterRule::fedavgm, OuterRule::fedmom, OuterRule::diloco);
   const float alpha = GENERATE(0.0f, 0.5f);
   const int n = 1001;
   CpuFixture f;
   const double eta = 0.7f, mu = 0.9f;
   Vector old = random_values(n, DType::f32, 1), local = random_values(n, DType::f32, 2);
   Vector state = rule == OuterRule::fedmom ? old : Vector(n, 0.0);
-  Tensor told(DType::f32, 1, n, old), tlocal(DType::f32, 1, n, local), tstate(DType::f32, 1, n, state), tc(DType::bf16, 1, n);
+  Tensor told(DType::f32, 1, n, old), tlocal(DType::f32, 1, n, local), tstate(DType::f32, 1, n, state),
+      tc(DType::bf16, 1, n);
   for (int round = 0; round < 3; ++round) {
     const Vector delta = random_values(n, DType::f32, static_cast<unsigned>(5 + round));
     Tensor tdelta(DType::f32, 1, n, delta);
-    f.ops->outer_step(f.stream, {rule, 0.7f, 0.9f, alpha}, tlocal.flat(), tc.flat(), told.flat(), rule == OuterRule::fedavg ? Flat{} : tstate.flat(),
-                      tdelta.flat());
+    f.ops->outer_step(f.stream, {rule, 0.7f, 0.9f, alpha}, tlocal.flat(), tc.flat(), told.flat(),
+                      rule == OuterRule::fedavg ? Flat{} : tstate.flat(), tdelta.flat());
     for (int i = 0; i < n; ++i) {
       double next = old[i];
       if (rule == OuterRule::fedavg) next = old[i] - eta * delta[i];
@@ -131,7 +151,8 @@ TEST_CASE("outer rules follow the table of methods over rounds") {
         const double v = old[i] - eta * delta[i];
         next = v + mu * (v - state[i]), state[i] = v;
       }
-      if (rule == OuterRule::diloco) state[i] = mu * state[i] + delta[i], next = old[i] - eta * (delta[i] + mu * state[i]);
+      if (rule == OuterRule::diloco)
+        state[i] = mu * state[i] + delta[i], next = old[i] - eta * (delta[i] + mu * state[i]);
       old[i] = next;
       local[i] = alpha * local[i] + (1 - alpha) * next;
     }
@@ -216,13 +237,21 @@ TEST_CASE("random numbers, optimizer and sums are the same bits on every instruc
     if ((hwy::SupportedTargets() & target) == 0) continue;
     hwy::SetSupportedTargetsForTest(target);
     CpuFixture f;
-    Tensor p(DType::f32, 1, n), g(DType::bf16, 1, n), m(DType::f32, 1, n, 0, 0.0), v(DType::f32, 1, n, 0, 0.0), c(DType::bf16, 1, n);
+    Tensor p(DType::f32, 1, n), g(DType::bf16, 1, n), m(DType::f32, 1, n, 0, 0.0),
+        v(DType::f32, 1, n, 0, 0.0), c(DType::bf16, 1, n);
     const StepScale scale = scale_of(0.3f);
     double sum = 0;
     f.ops->initialize_normal(f.stream, p.flat(), 0.02f, random_key(1, "a", "b"), 7);
     f.ops->initialize_normal(f.stream, g.flat(), 1.0f, random_key(2, "a", "b"), 0);
-    f.ops->adamw(f.stream, {.lr = 1e-3f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f, .step = 3, .key = {}}, p.flat(), c.flat(), g.flat(),
-                 m.flat(), v.flat(), &scale);
+    f.ops->adamw(f.stream,
+                 {.lr = 1e-3f,
+                  .beta1 = 0.9f,
+                  .beta2 = 0.95f,
+                  .eps = 1e-8f,
+                  .weight_decay = 0.1f,
+                  .step = 3,
+                  .key = {}},
+                 p.flat(), c.flat(), g.flat(), m.flat(), v.flat(), &scale);
     f.ops->sum_of_squares(f.stream, &sum, p.flat(), false);
     auto all = p.bytes();
     for (const Tensor* t : {&g, &m, &v, &c}) all.insert(all.end(), t->bytes().begin(), t->bytes().end());

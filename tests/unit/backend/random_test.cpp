@@ -14,7 +14,8 @@ TEST_CASE("Philox4x32-10 gives the published test vectors") {
   };
   check(philox4x32(0, 0, 0, 0, 0, 0), 0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8);
   check(philox4x32(~0u, ~0u, ~0u, ~0u, ~0u, ~0u), 0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd);
-  check(philox4x32(0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344, 0xa4093822, 0x299f31d0), 0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1);
+  check(philox4x32(0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344, 0xa4093822, 0x299f31d0), 0xd16cfe09,
+        0x94fdcceb, 0x5001e420, 0x24126ea1);
 }
 
 TEST_CASE("normals are within 1e-6 of Box-Muller in double precision") {
@@ -23,10 +24,12 @@ TEST_CASE("normals are within 1e-6 of Box-Muller in double precision") {
     float first, second;
     normal_pair(a, b, first, second);
     const double radius = std::sqrt(-2 * std::log(((a >> 8) + 1.0) / 16777216));
-    const std::uint32_t t = b >> 8;  // a quarter turn is exact in integers; libm's sine of a rounded pi is not
+    const std::uint32_t t =
+        b >> 8;  // a quarter turn is exact in integers; libm's sine of a rounded pi is not
     const double angle = 2 * M_PI * (t % 4194304) / 16777216, c = std::cos(angle), s = std::sin(angle);
     const double cosine[] = {c, -s, -c, s}, sine[] = {s, c, -s, -c};
-    for (auto [found, expected] : {std::pair{first, radius * cosine[t / 4194304]}, std::pair{second, radius * sine[t / 4194304]}}) {
+    for (auto [found, expected] :
+         {std::pair{first, radius * cosine[t / 4194304]}, std::pair{second, radius * sine[t / 4194304]}}) {
       if (std::fabs(expected) < 1e-12) {
         if (std::fabs(found) > 1e-12) worst = 1;
       } else {
@@ -35,8 +38,10 @@ TEST_CASE("normals are within 1e-6 of Box-Muller in double precision") {
     }
   };
   for (std::uint32_t i = 0; i < 1000000; ++i) compare(i * 2654435761u, i * 40503u * 2246822519u);
-  for (std::uint32_t edge : {0u, 255u, 256u, 0x3fffffffu, 0x40000000u, 0x7fffffffu, 0x80000000u, 0xfffffe00u, 0xffffffffu, 0x1fffffffu, 0x20000000u})
-    for (std::uint32_t other : {0u, 0x80000000u, 0xfffffe00u, 0xffffffffu}) compare(edge, other), compare(other, edge);
+  for (std::uint32_t edge : {0u, 255u, 256u, 0x3fffffffu, 0x40000000u, 0x7fffffffu, 0x80000000u, 0xfffffe00u,
+                             0xffffffffu, 0x1fffffffu, 0x20000000u})
+    for (std::uint32_t other : {0u, 0x80000000u, 0xfffffe00u, 0xffffffffu})
+      compare(edge, other), compare(other, edge);
   CHECK(worst < 1e-6);
 }
 
@@ -68,7 +73,8 @@ TEST_CASE("stochastic rounding is unbiased and keeps exact and special values") 
   double sum = 0;
   const int draws = 100000;
   for (int i = 0; i < draws; ++i) {
-    const float y = to_float(bf16{stochastic_bf16_bits(x, rounding_word(key, static_cast<std::uint64_t>(i)))});
+    const float y =
+        to_float(bf16{stochastic_bf16_bits(x, rounding_word(key, static_cast<std::uint64_t>(i)))});
     REQUIRE((y == 1.0f || y == 1.0078125f));
     sum += y;
   }
