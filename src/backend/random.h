@@ -1,12 +1,13 @@
 #pragma once
-// Counter-based random numbers that are the same bits on every backend: Philox4x32-10, uniform 16-bit words for
-// stochastic rounding, and normals by Box-Muller. Compiles for the host and under nvcc. Only operations that
-// IEEE 754 rounds correctly are used (add, multiply, fused multiply-add, divide, square root), each one named,
-// so that no compiler may contract or reassociate them; logarithm and sine are series of our own.
+// Counter-based random numbers that are the same bits on every backend: Philox4x32-10, uniform 16-bit words
+// for stochastic rounding, and normals by Box-Muller. Compiles for the host and under nvcc. Only operations
+// that IEEE 754 rounds correctly are used (add, multiply, fused multiply-add, divide, square root), each one
+// named, so that no compiler may contract or reassociate them; logarithm and sine are series of our own.
 //
 // Element e of a parameter draws from fixed places, so no mesh, thread count or vector width changes a draw:
-//   normal:   block e/4 gives four words; words (0,1) make elements 0 and 1 of the block, words (2,3) the others
-//   rounding: block e/8 gives eight 16-bit words; element e takes word (e mod 8)/2, its upper half when e is odd
+//   normal:   block e/4 gives four words; words (0,1) make elements 0 and 1 of the block, words (2,3) the
+//   others rounding: block e/8 gives eight 16-bit words; element e takes word (e mod 8)/2, its upper half
+//   when e is odd
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -23,17 +24,37 @@ namespace strata {
 namespace ieee {
 
 #if defined(__CUDA_ARCH__)
-STRATA_HD float mul(float a, float b) { return __fmul_rn(a, b); }
-STRATA_HD float add(float a, float b) { return __fadd_rn(a, b); }
-STRATA_HD float div(float a, float b) { return __fdiv_rn(a, b); }
-STRATA_HD float fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
-STRATA_HD float sqrt(float a) { return __fsqrt_rn(a); }
+STRATA_HD float mul(float a, float b) {
+  return __fmul_rn(a, b);
+}
+STRATA_HD float add(float a, float b) {
+  return __fadd_rn(a, b);
+}
+STRATA_HD float div(float a, float b) {
+  return __fdiv_rn(a, b);
+}
+STRATA_HD float fma(float a, float b, float c) {
+  return __fmaf_rn(a, b, c);
+}
+STRATA_HD float sqrt(float a) {
+  return __fsqrt_rn(a);
+}
 #else
-STRATA_HD float mul(float a, float b) { return a * b; }  // built with -ffp-contract=off
-STRATA_HD float add(float a, float b) { return a + b; }
-STRATA_HD float div(float a, float b) { return a / b; }
-STRATA_HD float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
-STRATA_HD float sqrt(float a) { return __builtin_sqrtf(a); }
+STRATA_HD float mul(float a, float b) {
+  return a * b;
+}  // built with -ffp-contract=off
+STRATA_HD float add(float a, float b) {
+  return a + b;
+}
+STRATA_HD float div(float a, float b) {
+  return a / b;
+}
+STRATA_HD float fma(float a, float b, float c) {
+  return __builtin_fmaf(a, b, c);
+}
+STRATA_HD float sqrt(float a) {
+  return __builtin_sqrtf(a);
+}
 #endif
 
 STRATA_HD std::uint32_t bits(float x) {
@@ -89,7 +110,7 @@ STRATA_HD float log_unit(float u) {
   float p = ieee::fma(z, 0.111111111f, 0.142857143f);
   p = ieee::fma(z, p, 0.2f);
   p = ieee::fma(z, p, 0.333333333f);
-  const float tail = ieee::mul(ieee::mul(s, z), p);               // atanh(s) - s
+  const float tail = ieee::mul(ieee::mul(s, z), p);  // atanh(s) - s
   const float log_m = ieee::mul(2.0f, ieee::add(s, tail));
   const float n = static_cast<float>(e);
   // ln 2 in two parts: the first has few enough bits for n * part to be exact
@@ -122,7 +143,8 @@ STRATA_HD void sincos_turn(std::uint32_t t, float& sine, float& cosine) {
 
 // Two standard normals from two words: radius from 24 bits of a (never zero), angle from 24 bits of b.
 STRATA_HD void normal_pair(std::uint32_t a, std::uint32_t b, float& first, float& second) {
-  const float u = ieee::mul(static_cast<float>(static_cast<std::int32_t>((a >> 8) + 1u)), 5.9604644775390625e-8f);
+  const float u =
+      ieee::mul(static_cast<float>(static_cast<std::int32_t>((a >> 8) + 1u)), 5.9604644775390625e-8f);
   const float radius = ieee::sqrt(ieee::mul(-2.0f, log_unit(u)));
   float sine, cosine;
   sincos_turn(b >> 8, sine, cosine);

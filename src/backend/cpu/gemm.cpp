@@ -34,26 +34,31 @@ class OneOpenMpThread {
   int before_;
 };
 
-std::int64_t blocks(std::int64_t count, std::int64_t size) { return (count + size - 1) / size; }
-std::size_t round_to_line(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
+std::int64_t blocks(std::int64_t count, std::int64_t size) {
+  return (count + size - 1) / size;
+}
+std::size_t round_to_line(std::size_t bytes) {
+  return (bytes + 63) / 64 * 64;
+}
 
 // Rows [first, first + count) of the product.
 GemmCall band(const GemmCall& call, std::int64_t first, std::int64_t count) {
   GemmCall part = call;
   part.c = call.c.block(first, 0, count, call.n());
-  part.a = call.transpose_a ? call.a.block(0, first, call.k(), count) : call.a.block(first, 0, count, call.k());
+  part.a =
+      call.transpose_a ? call.a.block(0, first, call.k(), count) : call.a.block(first, 0, count, call.k());
   return part;
 }
 
 void sgemm(const GemmCall& call) {
   const OneOpenMpThread single;
-  const auto status = dnnl_sgemm(call.transpose_a ? 'T' : 'N', call.transpose_b ? 'T' : 'N', call.m(), call.n(),
-                                 call.k(), 1.0f, static_cast<const float*>(call.a.data), call.a.stride,
-                                 static_cast<const float*>(call.b.data), call.b.stride,
-                                 call.accumulate ? 1.0f : 0.0f, static_cast<float*>(call.c.data), call.c.stride);
+  const auto status = dnnl_sgemm(
+      call.transpose_a ? 'T' : 'N', call.transpose_b ? 'T' : 'N', call.m(), call.n(), call.k(), 1.0f,
+      static_cast<const float*>(call.a.data), call.a.stride, static_cast<const float*>(call.b.data),
+      call.b.stride, call.accumulate ? 1.0f : 0.0f, static_cast<float*>(call.c.data), call.c.stride);
   if (status != dnnl_success) {
-    throw InternalError("oneDNN sgemm (" + std::to_string(call.m()) + " x " + std::to_string(call.n()) + " x " +
-                        std::to_string(call.k()) + ") failed with status " + std::to_string(status) +
+    throw InternalError("oneDNN sgemm (" + std::to_string(call.m()) + " x " + std::to_string(call.n()) +
+                        " x " + std::to_string(call.k()) + ") failed with status " + std::to_string(status) +
                         " -> report this with the configuration");
   }
 }
@@ -87,7 +92,8 @@ class Gemm::Primitives {
     dnnl::memory b(p.b, engine_, const_cast<void*>(call.b.data));
     dnnl::memory c(p.c, engine_, call.c.data);
     dnnl::memory pad(p.scratchpad, engine_, scratch);
-    p.matmul.execute(stream, {{DNNL_ARG_SRC, a}, {DNNL_ARG_WEIGHTS, b}, {DNNL_ARG_DST, c}, {DNNL_ARG_SCRATCHPAD, pad}});
+    p.matmul.execute(
+        stream, {{DNNL_ARG_SRC, a}, {DNNL_ARG_WEIGHTS, b}, {DNNL_ARG_DST, c}, {DNNL_ARG_SCRATCHPAD, pad}});
     stream.wait();
   }
 
@@ -137,8 +143,8 @@ class Gemm::Primitives {
       p.scratch_bytes = p.scratchpad.get_size();
       p.matmul = dnnl::matmul(description);
     } catch (const dnnl::error& e) {
-      throw InternalError("oneDNN has no matmul for " + std::string(name_of(call.a.dtype)) + " on this CPU: " +
-                          e.what() + " -> let the path be chosen automatically");
+      throw InternalError("oneDNN has no matmul for " + std::string(name_of(call.a.dtype)) +
+                          " on this CPU: " + e.what() + " -> let the path be chosen automatically");
     }
     return p;
   }
@@ -159,7 +165,8 @@ GemmPath Gemm::path_for(const GemmCall& call) const {
     return call.a.dtype == DType::bf16 && cpu_has_bf16() ? GemmPath::matmul : GemmPath::packed;
   }
   if (path_ == GemmPath::sgemm && !all_f32) {
-    throw InternalError("GEMM path sgemm was forced for a product with bf16 -> use matmul, packed or automatic");
+    throw InternalError(
+        "GEMM path sgemm was forced for a product with bf16 -> use matmul, packed or automatic");
   }
   return path_;
 }
@@ -180,7 +187,9 @@ void Gemm::run(const GemmCall& call, void* scratch) {
   const GemmPath path = path_for(call);
   if (call.m() == 0 || call.n() == 0) return;
   const std::size_t share = scratch_bytes(call) / static_cast<std::size_t>(workers_.threads());
-  auto mine = [&](int worker) { return static_cast<char*>(scratch) + share * static_cast<std::size_t>(worker); };
+  auto mine = [&](int worker) {
+    return static_cast<char*>(scratch) + share * static_cast<std::size_t>(worker);
+  };
   if (path == GemmPath::packed) {
     const std::int64_t across = blocks(call.n(), kPackedBlockCols);
     workers_.run(blocks(call.m(), kPackedBlockRows) * across, [&](std::int64_t i, int worker) {

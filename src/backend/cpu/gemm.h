@@ -19,9 +19,9 @@ namespace strata::cpu {
 enum class GemmPath : std::uint8_t { automatic, sgemm, matmul, packed };
 
 struct GemmCall {
-  Matrix c;                // (M, N) fp32 or bf16
-  ConstMatrix a;           // (M, K), or (K, M) when transpose_a
-  ConstMatrix b;           // (K, N), or (N, K) when transpose_b; dtype of a
+  Matrix c;       // (M, N) fp32 or bf16
+  ConstMatrix a;  // (M, K), or (K, M) when transpose_a
+  ConstMatrix b;  // (K, N), or (N, K) when transpose_b; dtype of a
   bool transpose_a = false, transpose_b = false, accumulate = false;
 
   std::int64_t m() const { return c.rows; }

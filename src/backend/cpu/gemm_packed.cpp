@@ -14,7 +14,8 @@ namespace strata::cpu {
 namespace HWY_NAMESPACE {
 namespace {
 
-// A panel of B (kDepth x two vectors) fits in half of a first-level cache; kRows x kDepth of A in half of a second.
+// A panel of B (kDepth x two vectors) fits in half of a first-level cache; kRows x kDepth of A in half of a
+// second.
 constexpr std::size_t kDepth = 256, kRows = 192;
 
 struct Block {
@@ -77,7 +78,8 @@ void multiply(const float* a, const float* b, std::size_t rows, std::size_t cols
 
 // c = or += sums, rounded once.
 void finish(const GemmCall& call, const Block& block, const float* sums, std::size_t stride) {
-  auto* c = static_cast<bf16*>(call.c.data) + block.row0 * static_cast<std::size_t>(call.c.stride) + block.col0;
+  auto* c =
+      static_cast<bf16*>(call.c.data) + block.row0 * static_cast<std::size_t>(call.c.stride) + block.col0;
   for (std::size_t i = 0; i < block.rows; ++i, c += call.c.stride, sums += stride) {
     for_vectors(block.cols, [&](std::size_t j, std::size_t n) HWY_ATTR {
       VecF v = load(sums + j, n);
@@ -138,7 +140,9 @@ namespace strata::cpu {
 HWY_EXPORT(ScratchFloats);
 HWY_EXPORT(PackedBlock);
 
-std::size_t packed_scratch_floats(const GemmCall& call) { return HWY_DYNAMIC_DISPATCH(ScratchFloats)(call); }
+std::size_t packed_scratch_floats(const GemmCall& call) {
+  return HWY_DYNAMIC_DISPATCH(ScratchFloats)(call);
+}
 void packed_block(const GemmCall& call, std::int64_t row0, std::int64_t col0, float* scratch) {
   HWY_DYNAMIC_DISPATCH(PackedBlock)(call, row0, col0, scratch);
 }

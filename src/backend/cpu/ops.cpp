@@ -39,7 +39,8 @@ std::size_t CpuOps::workspace_bytes(const Workload& w) const {
   linear(w.tokens, w.hidden, w.intermediate);
   linear(w.tokens, w.hidden, 2 * w.intermediate);
   linear(w.tokens, w.intermediate, w.hidden);
-  linear(w.loss_chunk_tokens > 0 ? std::min(w.loss_chunk_tokens, w.tokens) : w.tokens, w.hidden, w.vocabulary);
+  linear(w.loss_chunk_tokens > 0 ? std::min(w.loss_chunk_tokens, w.tokens) : w.tokens, w.hidden,
+         w.vocabulary);
   if (a.key_value_heads > 0 && a.query_heads > 0 && a.head_size > 0) {
     const auto pairs = static_cast<std::size_t>(a.batch * a.key_value_heads);
     const auto tasks = std::min<std::size_t>(pairs, static_cast<std::size_t>(workers_.threads()));
@@ -55,7 +56,8 @@ std::size_t CpuOps::workspace_bytes(const Workload& w) const {
 
 std::unique_ptr<Ops> make_cpu_ops(CpuDevice& device, const CpuOpsOptions& options) {
   if (options.threads < 1) {
-    throw UsageError("threads is " + std::to_string(options.threads) + ", allowed is 1 or more -> set it to 1");
+    throw UsageError("threads is " + std::to_string(options.threads) +
+                     ", allowed is 1 or more -> set it to 1");
   }
   return std::make_unique<cpu::CpuOps>(device, options);
 }

@@ -1,9 +1,9 @@
 // Causal attention with grouped queries, forward and backward, never holding more than a tile of scores.
 //
-// One call does one key/value head of one sequence with all query heads that read it. Keys and values are widened
-// and packed once for the whole group. Scores of kQueries x kKeys are computed, turned into probabilities
-// (online softmax forward, from the saved log-sum-exp backward) and multiplied on; what the causal mask
-// hides is skipped, at the grain of a micro-kernel tile.
+// One call does one key/value head of one sequence with all query heads that read it. Keys and values are
+// widened and packed once for the whole group. Scores of kQueries x kKeys are computed, turned into
+// probabilities (online softmax forward, from the saved log-sum-exp backward) and multiplied on; what the
+// causal mask hides is skipped, at the grain of a micro-kernel tile.
 #include <cmath>
 #include <limits>
 #include <type_traits>
@@ -85,8 +85,8 @@ struct BackwardScratch {
     dqueries = carver.take(kQueries * s.head_padded);
   }
   Carver carver;
-  float *keys, *values, *key_rows, *dkeys, *dvalues, *queries, *douts, *query_rows, *dout_rows, *scores, *dscores,
-      *dqueries;
+  float *keys, *values, *key_rows, *dkeys, *dvalues, *queries, *douts, *query_rows, *dout_rows, *scores,
+      *dscores, *dqueries;
 };
 
 template <class T>
@@ -98,8 +98,9 @@ struct Head {
 template <class T, class M>
 auto head_of(const M& x, std::int64_t first_row, std::int64_t head, const Sizes& s) {
   using Pointer = std::conditional_t<std::is_same_v<M, Matrix>, T, const T>;
-  return Head<Pointer>{static_cast<Pointer*>(x.data) + first_row * x.stride + head * static_cast<std::int64_t>(s.head),
-                       static_cast<size_t>(x.stride)};
+  return Head<Pointer>{
+      static_cast<Pointer*>(x.data) + first_row * x.stride + head * static_cast<std::int64_t>(s.head),
+      static_cast<size_t>(x.stride)};
 }
 
 // Rows of x as the columns of B: panels over rows, depth = head size.
@@ -149,7 +150,8 @@ void score_tile(const Tile& tile, const float* rows, const float* keys, size_t h
   }
 }
 
-// to (kQueries, head_padded) += probabilities (kQueries, kKeys) x packed (panels over the head, `depth` rows).
+// to (kQueries, head_padded) += probabilities (kQueries, kKeys) x packed (panels over the head, `depth`
+// rows).
 void multiply_on(const Tile& tile, const float* probabilities, const float* packed, size_t depth,
                  size_t head_padded, size_t head, float* to) {
   const size_t width = tile_cols();
@@ -157,27 +159,29 @@ void multiply_on(const Tile& tile, const float* probabilities, const float* pack
     const size_t count = tile.visible_block(i);
     if (count == 0) continue;
     for (size_t c = 0; c < head; c += width) {
-      tile_product<kTileRows>(probabilities + i * kKeys, kKeys, 1, packed + c * depth + tile.k0 * width, count,
-                              to + i * head_padded + c, head_padded, true);
+      tile_product<kTileRows>(probabilities + i * kKeys, kKeys, 1, packed + c * depth + tile.k0 * width,
+                              count, to + i * head_padded + c, head_padded, true);
     }
   }
 }
 
 // to (keys, head_padded) += transpose of probabilities x packed (panels over the head, kQueries rows).
-void multiply_transposed(const Tile& tile, const float* probabilities, const float* packed, size_t head_padded,
-                         size_t head, float* to) {
+void multiply_transposed(const Tile& tile, const float* probabilities, const float* packed,
+                         size_t head_padded, size_t head, float* to) {
   const size_t width = tile_cols();
   for (size_t j = 0; j < tile.keys; j += kTileRows) {
     const size_t first = tile.first_row(j);
     if (first >= tile.queries) break;
     for (size_t c = 0; c < head; c += width) {
-      tile_product<kTileRows>(probabilities + first * kKeys + j, 1, kKeys, packed + c * kQueries + first * width,
-                              tile.queries - first, to + (tile.k0 + j) * head_padded + c, head_padded, true);
+      tile_product<kTileRows>(probabilities + first * kKeys + j, 1, kKeys,
+                              packed + c * kQueries + first * width, tile.queries - first,
+                              to + (tile.k0 + j) * head_padded + c, head_padded, true);
     }
   }
 }
 
-// One row of scores to exp(scale * score - maximum); returns their sum and updates maximum. Zeroes up to `cover`.
+// One row of scores to exp(scale * score - maximum); returns their sum and updates maximum. Zeroes up to
+// `cover`.
 HWY_INLINE float exponentials(float* row, size_t count, size_t cover, float scale, float& maximum) {
   const F32 d;
   const size_t n = lanes();
@@ -194,7 +198,8 @@ HWY_INLINE float exponentials(float* row, size_t count, size_t cover, float scal
     hn::StoreU(p, d, row + j);
   }
   if (j < count) {
-    const VecF p = hn::IfThenElseZero(hn::FirstN(d, count - j), exp(hn::MulSub(hn::LoadU(d, row + j), factor, shift)));
+    const VecF p =
+        hn::IfThenElseZero(hn::FirstN(d, count - j), exp(hn::MulSub(hn::LoadU(d, row + j), factor, shift)));
     sum = hn::Add(sum, p);
     hn::StoreU(p, d, row + j);
     j += n;
@@ -293,15 +298,18 @@ void probabilities_and_gradients(const Tile& tile, const float* lse, const float
 template <class T>
 float dot(const T* a, const T* b, size_t count) {
   VecF sum = hn::Zero(F32());
-  for_vectors(count, [&](size_t i, size_t n) HWY_ATTR { sum = hn::MulAdd(load(a + i, n), load(b + i, n), sum); });
+  for_vectors(count,
+              [&](size_t i, size_t n) HWY_ATTR { sum = hn::MulAdd(load(a + i, n), load(b + i, n), sum); });
   return sum_of_lanes(sum);
 }
 
 template <class T>
-void write_rows(const float* from, size_t from_stride, size_t rows, size_t head, const Head<T>& to, size_t first) {
+void write_rows(const float* from, size_t from_stride, size_t rows, size_t head, const Head<T>& to,
+                size_t first) {
   for (size_t r = 0; r < rows; ++r) {
     T* row = to.row(first + r);
-    for_vectors(head, [&](size_t c, size_t n) HWY_ATTR { store(load(from + r * from_stride + c), row + c, n); });
+    for_vectors(head,
+                [&](size_t c, size_t n) HWY_ATTR { store(load(from + r * from_stride + c), row + c, n); });
   }
 }
 
@@ -331,7 +339,8 @@ void backward(const Sizes& s, Matrix dq, Matrix dk, Matrix dv, ConstMatrix dout,
       const size_t width = tile_cols();
       for (size_t c = 0; c < s.head; c += width) {
         const size_t cols = std::min(width, s.head - c);
-        pack_straight(queries.row(q0) + c, queries.stride, rows, cols, width, scratch.query_rows + c * kQueries);
+        pack_straight(queries.row(q0) + c, queries.stride, rows, cols, width,
+                      scratch.query_rows + c * kQueries);
         pack_straight(douts.row(q0) + c, douts.stride, rows, cols, width, scratch.dout_rows + c * kQueries);
       }
       float delta[kQueries];
@@ -342,7 +351,8 @@ void backward(const Sizes& s, Matrix dq, Matrix dk, Matrix dv, ConstMatrix dout,
         score_tile(tile, scratch.queries, scratch.keys, s.head, scratch.scores);
         score_tile(tile, scratch.douts, scratch.values, s.head, scratch.dscores);
         probabilities_and_gradients(tile, lse_row + q0, delta, s.scale, scratch.scores, scratch.dscores);
-        multiply_on(tile, scratch.dscores, scratch.key_rows, s.sequence, s.head_padded, s.head, scratch.dqueries);
+        multiply_on(tile, scratch.dscores, scratch.key_rows, s.sequence, s.head_padded, s.head,
+                    scratch.dqueries);
         multiply_transposed(tile, scratch.scores, scratch.dout_rows, s.head_padded, s.head, scratch.dvalues);
         multiply_transposed(tile, scratch.dscores, scratch.query_rows, s.head_padded, s.head, scratch.dkeys);
       }
@@ -355,8 +365,12 @@ void backward(const Sizes& s, Matrix dq, Matrix dk, Matrix dv, ConstMatrix dout,
 
 }  // namespace
 
-size_t ForwardFloats(const AttentionShape& shape) { return ForwardScratch(Sizes(shape), nullptr).carver.used(); }
-size_t BackwardFloats(const AttentionShape& shape) { return BackwardScratch(Sizes(shape), nullptr).carver.used(); }
+size_t ForwardFloats(const AttentionShape& shape) {
+  return ForwardScratch(Sizes(shape), nullptr).carver.used();
+}
+size_t BackwardFloats(const AttentionShape& shape) {
+  return BackwardScratch(Sizes(shape), nullptr).carver.used();
+}
 
 void AttentionForward(const AttentionShape& shape, Matrix out, float* lse, ConstMatrix q, ConstMatrix k,
                       ConstMatrix v, std::int64_t batch, std::int64_t kv_head, float* scratch) {

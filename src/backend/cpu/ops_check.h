@@ -24,7 +24,8 @@ class Check {
     present(name, x.data);
     floating(name, x.dtype);
     if (x.rows != rows || x.cols != cols || x.stride < x.cols) {
-      fail(std::string(name) + " is " + shape(x) + ", expected " + std::to_string(rows) + " x " + std::to_string(cols));
+      fail(std::string(name) + " is " + shape(x) + ", expected " + std::to_string(rows) + " x " +
+           std::to_string(cols));
     }
   }
   // count < 0: any
@@ -32,7 +33,8 @@ class Check {
     if (x.count != 0 || count > 0) present(name, x.data);
     floating(name, x.dtype);
     if (x.count < 0 || (count >= 0 && x.count != count)) {
-      fail(std::string(name) + " has " + std::to_string(x.count) + " elements, expected " + std::to_string(count));
+      fail(std::string(name) + " has " + std::to_string(x.count) + " elements, expected " +
+           std::to_string(count));
     }
   }
   void dtype(const char* name, DType found, DType expected) const {
@@ -51,7 +53,8 @@ class Check {
     }
   }
   static std::string shape(const ConstMatrix& x) {
-    return std::to_string(x.rows) + " x " + std::to_string(x.cols) + " (stride " + std::to_string(x.stride) + ")";
+    return std::to_string(x.rows) + " x " + std::to_string(x.cols) + " (stride " + std::to_string(x.stride) +
+           ")";
   }
 
   const char* operation_;

@@ -1,8 +1,8 @@
 // Optimizer, elementwise, federation and sum kernels on flat buffers.
 //
-// Every kernel works through blocks of kBlock elements that are widened to fp32 on the stack (or used in place
-// when they are fp32 already), so arithmetic is written once, for fp32. No fused multiply-add here: the results
-// are the same bits whatever the instruction set.
+// Every kernel works through blocks of kBlock elements that are widened to fp32 on the stack (or used in
+// place when they are fp32 already), so arithmetic is written once, for fp32. No fused multiply-add here: the
+// results are the same bits whatever the instruction set.
 #include <cmath>
 
 #include "backend/cpu/ops_kernels.h"
@@ -66,13 +66,14 @@ void write_stochastic(const Flat& x, std::int64_t begin, size_t count, const flo
 
 template <class F>
 HWY_INLINE void for_blocks(std::int64_t begin, std::int64_t end, F&& f) {
-  for (std::int64_t at = begin; at < end; at += kBlock) f(at, static_cast<size_t>(std::min(kBlock, end - at)));
+  for (std::int64_t at = begin; at < end; at += kBlock)
+    f(at, static_cast<size_t>(std::min(kBlock, end - at)));
 }
 
 using Room = float[kBlock];
 
-// Sixteen chains, element i in chain i mod 16, then pairwise: the same bits for every vector width. A square of
-// an fp32 is exact in fp64.
+// Sixteen chains, element i in chain i mod 16, then pairwise: the same bits for every vector width. A square
+// of an fp32 is exact in fp64.
 template <bool kSquare>
 double chains_of_sums(ConstFlat x, std::int64_t begin, std::int64_t end) {
   constexpr size_t kChains = 16;
@@ -203,7 +204,8 @@ void Axpby(Flat y, float a, ConstFlat x, float b, std::int64_t begin, std::int64
     const float* from = read(x, at, count, xr);
     float* to = place(y, at, yr);
     if (b == 0.0f) {
-      for_vectors(count, [&](size_t i, size_t n) HWY_ATTR { store(hn::Mul(va, load(from + i, n)), to + i, n); });
+      for_vectors(count,
+                  [&](size_t i, size_t n) HWY_ATTR { store(hn::Mul(va, load(from + i, n)), to + i, n); });
     } else {
       const float* old = read(y, at, count, yr);
       for_vectors(count, [&](size_t i, size_t n) HWY_ATTR {
@@ -220,9 +222,8 @@ void PseudoGradient(Flat delta, ConstFlat theta_old, ConstFlat theta, std::int64
     const float* old = read(theta_old, at, count, old_room);
     const float* now = read(theta, at, count, now_room);
     float* to = place(delta, at, dr);
-    for_vectors(count, [&](size_t i, size_t n) HWY_ATTR {
-      store(hn::Sub(load(old + i, n), load(now + i, n)), to + i, n);
-    });
+    for_vectors(count, [&](size_t i, size_t n)
+                           HWY_ATTR { store(hn::Sub(load(old + i, n), load(now + i, n)), to + i, n); });
     write(delta, at, count, to);
   });
 }
@@ -290,7 +291,8 @@ void QuantizeBlock(std::int8_t* q, float* scale, Flat error, ConstFlat x, std::i
   // Magnitudes compared as integers, so that a NaN, the largest of all, reaches the scale.
   std::uint32_t most = 0;
   auto value = [&](const float* from, std::int64_t at, size_t i) HWY_ATTR {
-    return error ? from[i] + static_cast<const float*>(error.data)[at + static_cast<std::int64_t>(i)] : from[i];
+    return error ? from[i] + static_cast<const float*>(error.data)[at + static_cast<std::int64_t>(i)]
+                 : from[i];
   };
   for_blocks(begin, end, [&](std::int64_t at, size_t count) HWY_ATTR {
     const float* from = read(x, at, count, room);
@@ -303,8 +305,8 @@ void QuantizeBlock(std::int8_t* q, float* scale, Flat error, ConstFlat x, std::i
     const float* from = read(x, at, count, room);
     for (size_t i = 0; i < count; ++i) {
       const float v = value(from, at, i);
-      // A scale that is zero or not finite keeps nothing (q = 0; dequantising gives 0 or NaN); a subnormal one is
-      // rounded so coarsely that a ratio may pass 127.
+      // A scale that is zero or not finite keeps nothing (q = 0; dequantising gives 0 or NaN); a subnormal
+      // one is rounded so coarsely that a ratio may pass 127.
       const float ratio = usable ? std::min(std::max(v / step, -127.0f), 127.0f) : 0.0f;
       // Adding and taking away 1.5 2^23 rounds to the nearest integer, ties to even.
       const float rounded = (ratio + 12582912.0f) - 12582912.0f;
@@ -331,7 +333,7 @@ void DequantizeBlock(Flat out, const std::int8_t* q, float scale, float weight, 
 
 void InitializeNormal(Flat out, float standard_deviation, RandomKey key, std::int64_t first_element,
                       std::int64_t begin, std::int64_t end) {
-  constexpr std::uint64_t kAtOnce = 4;  // elements that share a Philox block
+  constexpr std::uint64_t kAtOnce = 4;                     // elements that share a Philox block
   constexpr std::uint64_t kBlocks = kBlock / kAtOnce - 1;  // whole blocks that cover any kBlock - 7 elements
   alignas(64) Room normals;
   for (std::int64_t at = begin; at < end;) {

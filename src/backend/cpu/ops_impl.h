@@ -37,8 +37,8 @@ class CpuOps final : public Ops {
                           bool accumulate) override;
   void rmsnorm_forward(Stream&, Matrix y, float* rstd, Matrix sum, ConstMatrix x, ConstMatrix residual,
                        ConstFlat weight, float eps) override;
-  void rmsnorm_backward(Stream&, Matrix dx, Flat dweight, ConstMatrix dy, ConstMatrix dresidual, ConstMatrix h,
-                        ConstFlat weight, const float* rstd, bool accumulate_dweight) override;
+  void rmsnorm_backward(Stream&, Matrix dx, Flat dweight, ConstMatrix dy, ConstMatrix dresidual,
+                        ConstMatrix h, ConstFlat weight, const float* rstd, bool accumulate_dweight) override;
   void rope(Stream&, Matrix x, std::int64_t head_size, std::int64_t sequence, const float* cosine,
             const float* sine, bool inverse) override;
   void attention_forward(Stream&, const AttentionShape&, Matrix out, float* lse, ConstMatrix q, ConstMatrix k,
@@ -79,9 +79,8 @@ class CpuOps final : public Ops {
   }
   template <class F>
   void run_ranges(std::int64_t count, std::int64_t grain, const F& body) {
-    workers_.run((count + grain - 1) / grain, [&](std::int64_t i, int) {
-      body(i * grain, std::min(count, (i + 1) * grain));
-    });
+    workers_.run((count + grain - 1) / grain,
+                 [&](std::int64_t i, int) { body(i * grain, std::min(count, (i + 1) * grain)); });
   }
   // Enqueues *out (+)= the sum over ranges of part(begin, end), in their order.
   template <class F>

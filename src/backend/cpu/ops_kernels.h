@@ -1,6 +1,7 @@
 #pragma once
-// The CPU's kernels as plain functions on a range of rows or elements, one call per task of Workers. Each runs
-// the best instruction set present. Row kernels take the whole operands and the range [begin, end) to do.
+// The CPU's kernels as plain functions on a range of rows or elements, one call per task of Workers. Each
+// runs the best instruction set present. Row kernels take the whole operands and the range [begin, end) to
+// do.
 //
 // Bits: random numbers, optimizer, elementwise, federation and sum kernels use only operations that IEEE 754
 // rounds correctly, in an order that does not depend on the vector width: the same bits on every machine.
@@ -57,7 +58,8 @@ void outer_step(const OuterStep& step, Flat theta, Flat compute, Flat theta_old,
 void initialize_normal(Flat out, float standard_deviation, RandomKey key, std::int64_t first_element,
                        std::int64_t begin, std::int64_t end);
 // One block of int8 with its scale: elements [begin, end).
-void quantize_block(std::int8_t* q, float* scale, Flat error, ConstFlat x, std::int64_t begin, std::int64_t end);
+void quantize_block(std::int8_t* q, float* scale, Flat error, ConstFlat x, std::int64_t begin,
+                    std::int64_t end);
 void dequantize_block(Flat out, const std::int8_t* q, float scale, float weight, bool accumulate,
                       std::int64_t begin, std::int64_t end);
 

@@ -6,11 +6,14 @@
 namespace strata::cpu {
 namespace {
 
-std::int64_t norm_partials(std::int64_t rows) { return std::clamp<std::int64_t>((rows + 31) / 32, 1, kMaxPartials); }
+std::int64_t norm_partials(std::int64_t rows) {
+  return std::clamp<std::int64_t>((rows + 31) / 32, 1, kMaxPartials);
+}
 
-[[noreturn]] void bad_token(const char* operation, std::int64_t row, std::int32_t id, std::int64_t vocabulary) {
-  throw InternalError(std::string(operation) + ": token " + std::to_string(id) + " in row " + std::to_string(row) +
-                      " is outside the vocabulary of " + std::to_string(vocabulary) +
+[[noreturn]] void bad_token(const char* operation, std::int64_t row, std::int32_t id,
+                            std::int64_t vocabulary) {
+  throw InternalError(std::string(operation) + ": token " + std::to_string(id) + " in row " +
+                      std::to_string(row) + " is outside the vocabulary of " + std::to_string(vocabulary) +
                       " -> check the data against the model");
 }
 
@@ -41,7 +44,8 @@ void CpuOps::linear_forward(Stream& stream, Matrix y, ConstMatrix x, ConstMatrix
   product(stream, {.c = y, .a = x, .b = w, .transpose_b = true});
 }
 
-void CpuOps::linear_backward_input(Stream& stream, Matrix dx, ConstMatrix dy, ConstMatrix w, bool accumulate) {
+void CpuOps::linear_backward_input(Stream& stream, Matrix dx, ConstMatrix dy, ConstMatrix w,
+                                   bool accumulate) {
   const Check check("linear_backward_input");
   check.matrix("dy", dy, dy.rows, dy.cols);
   check.matrix("w", w, dy.cols, w.cols);
@@ -51,7 +55,8 @@ void CpuOps::linear_backward_input(Stream& stream, Matrix dx, ConstMatrix dy, Co
   product(stream, {.c = dx, .a = dy, .b = w, .accumulate = accumulate});
 }
 
-void CpuOps::linear_backward_weight(Stream& stream, Matrix dw, ConstMatrix dy, ConstMatrix x, bool accumulate) {
+void CpuOps::linear_backward_weight(Stream& stream, Matrix dw, ConstMatrix dy, ConstMatrix x,
+                                    bool accumulate) {
   const Check check("linear_backward_weight");
   check.matrix("dy", dy, dy.rows, dy.cols);
   check.matrix("x", x, dy.rows, x.cols);
@@ -99,7 +104,8 @@ void CpuOps::embedding_backward(Stream& stream, Matrix dtable, ConstMatrix dout,
     auto* starts = positions + count + 8;
     auto* sums = reinterpret_cast<float*>(starts + count + 8);
     for (std::int64_t r = 0; r < count; ++r) {
-      if (tokens[r] < 0 || tokens[r] >= dtable.rows) bad_token("embedding_backward", r, tokens[r], dtable.rows);
+      if (tokens[r] < 0 || tokens[r] >= dtable.rows)
+        bad_token("embedding_backward", r, tokens[r], dtable.rows);
       pairs[r] = (static_cast<std::int64_t>(tokens[r]) << 32) | r;
     }
     std::sort(pairs, pairs + count);
@@ -165,8 +171,8 @@ void CpuOps::rmsnorm_backward(Stream& stream, Matrix dx, Flat dweight, ConstMatr
   });
 }
 
-void CpuOps::rope(Stream& stream, Matrix x, std::int64_t head_size, std::int64_t sequence, const float* cosine,
-                  const float* sine, bool inverse) {
+void CpuOps::rope(Stream& stream, Matrix x, std::int64_t head_size, std::int64_t sequence,
+                  const float* cosine, const float* sine, bool inverse) {
   const Check check("rope");
   check.matrix("x", x, x.rows, x.cols);
   check.that(head_size > 0 && head_size % 2 == 0 && x.cols % head_size == 0,
@@ -181,9 +187,11 @@ void CpuOps::rope(Stream& stream, Matrix x, std::int64_t head_size, std::int64_t
 
 static void check_attention(const Check& check, const AttentionShape& s, const ConstMatrix& q,
                             const ConstMatrix& k, const ConstMatrix& v) {
-  check.that(s.batch > 0 && s.sequence > 0 && s.query_heads > 0 && s.key_value_heads > 0, "the shape is empty");
+  check.that(s.batch > 0 && s.sequence > 0 && s.query_heads > 0 && s.key_value_heads > 0,
+             "the shape is empty");
   check.that(s.query_heads % s.key_value_heads == 0, "query heads are not a multiple of key/value heads");
-  check.that(s.head_size >= 2 && s.head_size <= 256 && s.head_size % 2 == 0, "the head size is not even in [2, 256]");
+  check.that(s.head_size >= 2 && s.head_size <= 256 && s.head_size % 2 == 0,
+             "the head size is not even in [2, 256]");
   const std::int64_t n = s.batch * s.sequence;
   check.matrix("q", q, n, s.query_heads * s.head_size);
   check.matrix("k", k, n, s.key_value_heads * s.head_size);
@@ -205,7 +213,8 @@ void CpuOps::attention_forward(Stream& stream, const AttentionShape& shape, Matr
   const ScratchBuffer scratch = scratch_.at_least(stream, shares * share * sizeof(float));
   cpu_stream(stream).run([=, this] {
     workers_.run(tasks, [&](std::int64_t i, int worker) {
-      kernels::attention_forward(shape, out, lse, q, k, v, i / shape.key_value_heads, i % shape.key_value_heads,
+      kernels::attention_forward(shape, out, lse, q, k, v, i / shape.key_value_heads,
+                                 i % shape.key_value_heads,
                                  scratch->as<float>() + share * static_cast<std::size_t>(worker));
     });
   });

@@ -1,6 +1,6 @@
 #pragma once
-// Scratch of operations: one buffer for each stream, which grows to the largest request. Work on one stream runs
-// in order, so it can share the buffer; recorded work keeps the buffer it was given alive.
+// Scratch of operations: one buffer for each stream, which grows to the largest request. Work on one stream
+// runs in order, so it can share the buffer; recorded work keeps the buffer it was given alive.
 #include <cstddef>
 #include <map>
 #include <memory>

@@ -26,12 +26,20 @@ using U16 = hn::Rebind<std::uint16_t, F32>;
 using VecF = hn::Vec<F32>;
 constexpr std::size_t kMaxLanes = hn::MaxLanes(F32());
 
-HWY_INLINE std::size_t lanes() { return hn::Lanes(F32()); }
+HWY_INLINE std::size_t lanes() {
+  return hn::Lanes(F32());
+}
 
-HWY_INLINE float widen(float x) { return x; }
-HWY_INLINE float widen(bf16 x) { return to_float(x); }
+HWY_INLINE float widen(float x) {
+  return x;
+}
+HWY_INLINE float widen(bf16 x) {
+  return to_float(x);
+}
 
-HWY_INLINE VecF load(const float* p) { return hn::LoadU(F32(), p); }
+HWY_INLINE VecF load(const float* p) {
+  return hn::LoadU(F32(), p);
+}
 HWY_INLINE VecF load(const bf16* p) {
   const auto half = hn::LoadU(U16(), reinterpret_cast<const std::uint16_t*>(p));
   return hn::BitCast(F32(), hn::ShiftLeft<16>(hn::PromoteTo(U32(), half)));
@@ -47,7 +55,9 @@ HWY_INLINE hn::Vec<U32> bf16_bits(VecF v) {
   return hn::IfThenElse(hn::RebindMask(du, hn::IsNaN(v)), quiet, rounded);
 }
 
-HWY_INLINE void store(VecF v, float* p) { hn::StoreU(v, F32(), p); }
+HWY_INLINE void store(VecF v, float* p) {
+  hn::StoreU(v, F32(), p);
+}
 HWY_INLINE void store(VecF v, bf16* p) {
   const auto narrow = hn::DemoteTo(U16(), hn::BitCast(I32(), bf16_bits(v)));
   hn::StoreU(narrow, U16(), reinterpret_cast<std::uint16_t*>(p));
@@ -91,8 +101,12 @@ HWY_INLINE void for_vectors(std::size_t count, F&& f) {
   if (i < count) f(i, count - i);
 }
 
-HWY_INLINE float sum_of_lanes(VecF v) { return hn::GetLane(hn::SumOfLanes(F32(), v)); }
-HWY_INLINE float max_of_lanes(VecF v) { return hn::GetLane(hn::MaxOfLanes(F32(), v)); }
+HWY_INLINE float sum_of_lanes(VecF v) {
+  return hn::GetLane(hn::SumOfLanes(F32(), v));
+}
+HWY_INLINE float max_of_lanes(VecF v) {
+  return hn::GetLane(hn::MaxOfLanes(F32(), v));
+}
 
 // exp(x) within 2 units in the last place for x in [-87.3, 88.3]; 0 below, exp(88.3) above, NaN for NaN.
 // x = n ln 2 + r with |r| <= ln(2)/2; the polynomial is a degree-6 fit of exp on that interval, and adding

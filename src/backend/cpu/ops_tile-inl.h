@@ -1,8 +1,8 @@
 // Matrix micro-kernel and packing, per instruction set; used by the packed GEMM and by attention.
 //
-// A product C (m, n) = A (m, k) B (k, n) is cut into tiles of kTileRows x tile_cols(). B is packed into panels:
-// tile_cols() columns wide, k after k. A is packed into slivers of kTileRows rows, k after k, or read in place.
-// Each element of C is one chain of additions over k, whatever the tile or the vector width.
+// A product C (m, n) = A (m, k) B (k, n) is cut into tiles of kTileRows x tile_cols(). B is packed into
+// panels: tile_cols() columns wide, k after k. A is packed into slivers of kTileRows rows, k after k, or read
+// in place. Each element of C is one chain of additions over k, whatever the tile or the vector width.
 #if defined(STRATA_OPS_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef STRATA_OPS_TILE_INL_H_
 #undef STRATA_OPS_TILE_INL_H_
@@ -18,12 +18,16 @@ HWY_BEFORE_NAMESPACE();
 namespace strata::cpu {
 namespace HWY_NAMESPACE {
 
-// Two vectors wide; rows so that the accumulators, two vectors of B and one of A fit the registers: 16 of them,
-// or 32 with AVX-512.
+// Two vectors wide; rows so that the accumulators, two vectors of B and one of A fit the registers: 16 of
+// them, or 32 with AVX-512.
 constexpr std::size_t kTileRows = HWY_TARGET <= HWY_AVX3 ? 12 : 6;
 constexpr std::size_t kMaxTileCols = 2 * kMaxLanes;
-HWY_INLINE std::size_t tile_cols() { return 2 * lanes(); }
-constexpr std::size_t round_up(std::size_t n, std::size_t to) { return (n + to - 1) / to * to; }
+HWY_INLINE std::size_t tile_cols() {
+  return 2 * lanes();
+}
+constexpr std::size_t round_up(std::size_t n, std::size_t to) {
+  return (n + to - 1) / to * to;
+}
 
 // c (Rows, tile_cols()) (+)= a b; a(i, k) = a[i * a_row + k * a_k], b a packed panel.
 template <std::size_t Rows>
@@ -92,8 +96,8 @@ template <class T>
 HWY_INLINE void pack_transposed(const T* from, std::size_t stride, std::size_t rows, std::size_t k_count,
                                 std::size_t width, float* to) {
   const std::size_t k4 = k_count / 4 * 4;
-  // Groups of four rows from the last to the first: where width is not a multiple of four, a group spills into
-  // the first rows of the next k, which a later group overwrites.
+  // Groups of four rows from the last to the first: where width is not a multiple of four, a group spills
+  // into the first rows of the next k, which a later group overwrites.
   for (std::size_t group = round_up(width, 4); group != 0;) {
     group -= 4;
     const std::size_t valid = rows > group ? std::min<std::size_t>(rows - group, 4) : 0;
@@ -117,7 +121,8 @@ HWY_INLINE void pack_straight(const T* from, std::size_t stride, std::size_t k_c
       for (std::size_t j = 0; j < width; j += n) store(load(from + k * stride + j), to + k * width + j);
     }
   } else if (cols == width) {
-    // Whole groups of four: the last may read into the next row and spill into the next k, which is written later.
+    // Whole groups of four: the last may read into the next row and spill into the next k, which is written
+    // later.
     for (; k + 1 < k_count && stride >= round_up(width, 4); ++k) {
       for (std::size_t j = 0; j < width; j += 4) {
         hn::StoreU(load4(from + k * stride + j), hn::FixedTag<float, 4>(), to + k * width + j);

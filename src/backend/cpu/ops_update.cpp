@@ -14,7 +14,8 @@ void CpuOps::enqueue_sum(Stream& stream, double* out, std::int64_t count, bool a
   const ScratchBuffer scratch = scratch_.at_least(stream, static_cast<std::size_t>(ranges) * sizeof(double));
   cpu_stream(stream).run([=, this] {
     auto* parts = scratch->as<double>();
-    workers_.run(ranges, [&](std::int64_t i, int) { parts[i] = part(i * kGrain, std::min(count, (i + 1) * kGrain)); });
+    workers_.run(
+        ranges, [&](std::int64_t i, int) { parts[i] = part(i * kGrain, std::min(count, (i + 1) * kGrain)); });
     double total = accumulate ? *out : 0.0;
     for (std::int64_t i = 0; i < ranges; ++i) total += parts[i];
     *out = total;
@@ -33,8 +34,9 @@ void CpuOps::sum_of_squares(Stream& stream, double* out, ConstFlat x, bool accum
   const Check check("sum_of_squares");
   check.present("out", out);
   check.flat("x", x, -1);
-  enqueue_sum(stream, out, x.count, accumulate,
-              [=](std::int64_t begin, std::int64_t end) { return kernels::sum_of_squares_range(x, begin, end); });
+  enqueue_sum(stream, out, x.count, accumulate, [=](std::int64_t begin, std::int64_t end) {
+    return kernels::sum_of_squares_range(x, begin, end);
+  });
 }
 
 void CpuOps::clip_scale(Stream& stream, StepScale* out, const double* sums, float max_norm) {
@@ -68,20 +70,22 @@ void CpuOps::adamw(Stream& stream, const AdamWStep& step, Flat parameter, Flat c
   check.that(step.step >= 1, "step is not counted from 1");
   check.that(!step.stochastic_rounding || parameter.dtype == DType::bf16,
              "stochastic rounding was asked for parameters that are not bf16");
-  if (compute) check.flat("compute", compute, parameter.count), check.dtype("compute", compute.dtype, DType::bf16);
+  if (compute)
+    check.flat("compute", compute, parameter.count), check.dtype("compute", compute.dtype, DType::bf16);
   enqueue_ranges(stream, parameter.count, kGrain, [=](std::int64_t begin, std::int64_t end) {
     if (scale->finite == 0) return;
     kernels::adamw(step, parameter, compute, gradient, m, v, scale->gradient_scale, begin, end);
   });
 }
 
-void CpuOps::sgd(Stream& stream, float lr, float weight_decay, Flat parameter, Flat compute, ConstFlat gradient,
-                 const StepScale* scale) {
+void CpuOps::sgd(Stream& stream, float lr, float weight_decay, Flat parameter, Flat compute,
+                 ConstFlat gradient, const StepScale* scale) {
   const Check check("sgd");
   check.flat("parameter", parameter, -1);
   check.flat("gradient", gradient, parameter.count);
   check.present("scale", scale);
-  if (compute) check.flat("compute", compute, parameter.count), check.dtype("compute", compute.dtype, DType::bf16);
+  if (compute)
+    check.flat("compute", compute, parameter.count), check.dtype("compute", compute.dtype, DType::bf16);
   enqueue_ranges(stream, parameter.count, kGrain, [=](std::int64_t begin, std::int64_t end) {
     if (scale->finite == 0) return;
     kernels::sgd(lr, weight_decay, parameter, compute, gradient, scale->gradient_scale, begin, end);
@@ -131,7 +135,8 @@ void CpuOps::outer_step(Stream& stream, const OuterStep& step, Flat theta, Flat 
     check.flat("momentum", momentum, theta.count);
     check.dtype("momentum", momentum.dtype, DType::f32);
   }
-  if (compute) check.flat("compute", compute, theta.count), check.dtype("compute", compute.dtype, DType::bf16);
+  if (compute)
+    check.flat("compute", compute, theta.count), check.dtype("compute", compute.dtype, DType::bf16);
   enqueue_ranges(stream, theta.count, kGrain, [=](std::int64_t begin, std::int64_t end) {
     kernels::outer_step(step, theta, compute, theta_old, momentum, delta, begin, end);
   });

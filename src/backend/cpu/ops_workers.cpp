@@ -3,7 +3,8 @@
 namespace strata::cpu {
 
 Workers::Workers(int threads) {
-  for (int worker = 1; worker < threads; ++worker) pool_.emplace_back([this, worker] { thread_main(worker); });
+  for (int worker = 1; worker < threads; ++worker)
+    pool_.emplace_back([this, worker] { thread_main(worker); });
 }
 
 Workers::~Workers() {

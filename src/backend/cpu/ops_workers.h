@@ -1,10 +1,10 @@
 #pragma once
 // Workers: a fixed set of threads that share out the tasks of one operation.
 //
-// Tasks are cut by the caller from the shape alone, never from the number of threads, so results do not depend
-// on it. Threads sleep on a condition variable between operations: spinning threads of several ranks on one
-// machine starve each other (an OpenMP team that spins was seen to make small operations a hundred times
-// slower). oneDNN is always called with one OpenMP thread.
+// Tasks are cut by the caller from the shape alone, never from the number of threads, so results do not
+// depend on it. Threads sleep on a condition variable between operations: spinning threads of several ranks
+// on one machine starve each other (an OpenMP team that spins was seen to make small operations a hundred
+// times slower). oneDNN is always called with one OpenMP thread.
 #include <condition_variable>
 #include <cstdint>
 #include <exception>
@@ -25,15 +25,16 @@ class Workers {
 
   int threads() const { return static_cast<int>(pool_.size()) + 1; }
 
-  // Calls task(index, worker) for each index in [0, count), worker in [0, threads()). Returns when all are done;
-  // rethrows the first exception. When another thread is using the pool, runs everything as worker 0.
+  // Calls task(index, worker) for each index in [0, count), worker in [0, threads()). Returns when all are
+  // done; rethrows the first exception. When another thread is using the pool, runs everything as worker 0.
   template <class F>
   void run(std::int64_t count, F&& task) {
     if (pool_.empty() || count <= 1) {
       for (std::int64_t i = 0; i < count; ++i) task(i, 0);
       return;
     }
-    dispatch({count, &task, [](void* f, std::int64_t i, int w) { (*static_cast<std::remove_reference_t<F>*>(f))(i, w); }});
+    dispatch({count, &task,
+              [](void* f, std::int64_t i, int w) { (*static_cast<std::remove_reference_t<F>*>(f))(i, w); }});
   }
 
  private:
