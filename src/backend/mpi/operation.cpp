@@ -1,0 +1,73 @@
+#include "backend/mpi/operation.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "base/log.h"
+
+namespace strata::mpi {
+
+Context::Context(MpiSession& s, CpuDevice& d, const MpiOptions& o)
+    : session(s), device(d), options(o), scratch(d) {
+  if (options.message_bytes < 16 || options.message_bytes > (std::int64_t{1} << 30) ||
+      options.scratch_bytes < 0)
+    throw InternalError(
+        fmt::format("MpiOptions: message_bytes {} is outside 16 ... 2^30, or scratch_bytes {} is "
+                    "negative -> leave them at their defaults",
+                    options.message_bytes, options.scratch_bytes));
+  if (session.size() == 1) return;
+  int* largest = nullptr;
+  int found = 0;
+  STRATA_MPI(MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &largest, &found));
+  const std::int64_t tags = found != 0 ? std::int64_t{*largest} + 1 : 32768;
+  sequence_numbers = static_cast<int>(tags / kMaxGroups / Transfers::kPhases);
+}
+
+Operation::Operation(std::shared_ptr<Group> group, std::string title)
+    : group_(std::move(group)),
+      transfers_(group_->ranks, group_->context->options.message_bytes),
+      title_(std::move(title)) {}
+
+void Operation::start() {
+  const int numbers = group_->context->sequence_numbers;
+  const std::int64_t sequence = group_->started++;
+  const int place = group_->id * numbers + static_cast<int>(sequence % numbers);
+  transfers_.use_tags(fixed_tags_ ? 0 : place * Transfers::kPhases);
+  last_poll_ = Clock::now();
+  begin();
+}
+
+AsyncOperation::Progress Operation::progress() {
+  bool moved = transfers_.poll(received_);
+  for (const auto& message : received_) arrived(message);
+  const Progress next = advance();
+  if (next == Progress::done && transfers_.idle()) {
+    account();
+    return Progress::done;
+  }
+  moved |= next == Progress::some;
+  // A process that was itself held up (stopped, or not waiting in deferred mode) has not waited for its
+  // peers.
+  const auto now = Clock::now();
+  waited_ = moved ? Clock::duration{}
+                  : waited_ + std::min<Clock::duration>(now - last_poll_, std::chrono::seconds(1));
+  last_poll_ = now;
+  if (waited_ > std::chrono::duration<double>(group_->context->options.timeout_seconds)) expire();
+  return moved ? Progress::some : Progress::none;
+}
+
+void Operation::expire() const {
+  const std::vector<int> missing = transfers_.missing();
+  log_error(
+      "{} in group {} (ranks {}): nothing for {} s; rank(s) {} did not arrive -> look for them in the other "
+      "logs "
+      "and at their hosts; timeout_seconds sets the limit",
+      title_, group_->name, fmt::join(group_->ranks, " "), group_->context->options.timeout_seconds,
+      fmt::join(missing, " "));
+  group_->context->session.abort(static_cast<int>(ExitCode::network));
+}
+
+}  // namespace strata::mpi
