@@ -67,6 +67,6 @@ int main(int argc, char** argv) {
     return 0;
   } catch (const Error& error) {
     log_error("{}", error.what());
-    return static_cast<int>(error.code());
+    MpiSession::abort(static_cast<int>(error.code()));
   }
 }
