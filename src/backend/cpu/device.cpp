@@ -30,6 +30,12 @@ class CpuDeviceImpl final : public CpuDevice {
         scheduler_(options.order == CpuDeviceOptions::deferred ? cpu::make_deferred_scheduler(options.seed)
                                                                : cpu::make_eager_scheduler()) {}
 
+  // Work that is dropped here may own memory.
+  ~CpuDeviceImpl() override {
+    closing_ = true;
+    scheduler_.reset();
+  }
+
   const CpuDeviceOptions& options() const override { return options_; }
 
   Buffer allocate(std::size_t bytes, Purpose purpose) override { return take(bytes, purpose, false); }
@@ -133,7 +139,7 @@ class CpuDeviceImpl final : public CpuDevice {
       use_.current[static_cast<std::size_t>(purpose)] -= bytes;
       total_ -= bytes;
     }
-    if (options_.order != CpuDeviceOptions::deferred || scheduler_->idle()) return;
+    if (options_.order != CpuDeviceOptions::deferred || closing_ || scheduler_->idle()) return;
     // Recorded work may still use it: it stays readable, so that the fault is this message and not a crash.
     kept_.push_back(std::move(memory));
     if (purpose == Purpose::workspace) return;
@@ -169,7 +175,8 @@ class CpuDeviceImpl final : public CpuDevice {
   std::size_t total_ = 0;
   std::vector<Memory> kept_;  // deferred: released while work was pending
   std::vector<std::unique_ptr<CpuStream>> streams_;
-  std::unique_ptr<cpu::Scheduler> scheduler_;  // goes first: its work may use all of the above
+  bool closing_ = false;
+  std::unique_ptr<cpu::Scheduler> scheduler_;
 };
 
 }  // namespace

@@ -41,7 +41,8 @@ class AsyncOperation {
  public:
   virtual ~AsyncOperation() = default;
   virtual void start() = 0;
-  virtual bool progress() = 0;  // true when done; polled after start
+  enum class Progress : std::uint8_t { none, some, done };
+  virtual Progress progress() = 0;  // polled after start until done; the poller rests after a while of none
 };
 
 namespace cpu {

@@ -56,7 +56,9 @@ Lanes::Outcome Lanes::advance(int lane) {
         task.operation->start();
         task.started = true;
       }
-      if (!task.operation->progress()) return starts ? Outcome::advanced : Outcome::pending;
+      const auto progress = task.operation->progress();
+      if (progress != AsyncOperation::Progress::done)
+        return starts || progress == AsyncOperation::Progress::some ? Outcome::moved : Outcome::pending;
     }
   } catch (...) {
     fail(std::current_exception());

@@ -22,6 +22,7 @@ struct CpuEvent final : EventState {
   void complete() {
     when = Clock::now();
     done.store(true, std::memory_order_release);
+    done.notify_all();
   }
   bool is_done() const { return done.load(std::memory_order_acquire); }
 
@@ -50,10 +51,11 @@ class Lanes {
     std::deque<Task> tasks;
     std::uint64_t retired = 0;  // tasks that have left the queue
   };
-  enum class Outcome { blocked, pending, advanced };
+  enum class Outcome { blocked, pending, moved, advanced };
 
   void push(int lane, Task task);
-  // Runs, starts or polls the first task of a lane. pending: an operation is in flight and not done yet.
+  // Runs, starts or polls the first task of a lane. pending, moved: an operation is in flight and not done
+  // yet (moved: but has got further).
   Outcome advance(int lane);
   bool in_flight(int lane) const;
   bool runnable(int lane) const;  // advance would not be blocked
@@ -83,7 +85,7 @@ class PoliteWait {
   void reset() { turns_ = 0; }
   bool yielding() const { return turns_ < kYields; }
 
-  static constexpr int kYields = 300;
+  static constexpr int kYields = 50;
   static constexpr std::chrono::microseconds kSleep{50};
 
  private:

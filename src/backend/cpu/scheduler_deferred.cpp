@@ -110,14 +110,14 @@ class DeferredScheduler final : public Scheduler {
       if (draw(8) == 0 || priority_.size() != static_cast<std::size_t>(lanes_.size())) shuffle();
       const int lane = choose();
       if (lane >= 0) {
-        if (lanes_.advance(lane) == Lanes::Outcome::advanced) polite.reset();
+        if (lanes_.advance(lane) != Lanes::Outcome::pending) polite.reset();
         continue;
       }
       bool moved = false, waiting = false;
       for (int l = 0; l < lanes_.size(); ++l) {
         if (!lanes_.in_flight(l)) continue;
         waiting = true;
-        moved |= lanes_.advance(l) == Lanes::Outcome::advanced;
+        moved |= lanes_.advance(l) != Lanes::Outcome::pending;
       }
       if (!waiting)
         throw InternalError(

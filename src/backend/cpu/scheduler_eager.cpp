@@ -32,12 +32,13 @@ class EagerScheduler final : public Scheduler {
   }
 
   void synchronize(const CpuEventPtr& event) override {
-    for (PoliteWait wait; !event->is_done();) wait.pause();
+    event->done.wait(false, std::memory_order_acquire);
     rethrow();
   }
 
   void synchronize() override {
-    for (PoliteWait wait; !idle();) wait.pause();
+    for (std::uint64_t left; (left = unfinished_.load(std::memory_order_acquire)) != 0;)
+      unfinished_.wait(left);
     rethrow();
   }
 
@@ -128,10 +129,12 @@ class EagerScheduler final : public Scheduler {
           const std::uint64_t before = lanes.at(lane).retired;
           const auto outcome = lanes.advance(lane);
           if (lanes.failure()) fail(lanes.failure());
-          unfinished_.fetch_sub(lanes.at(lane).retired - before, std::memory_order_release);
-          if (outcome != Lanes::Outcome::advanced) break;
+          const std::uint64_t finished = lanes.at(lane).retired - before;
+          if (finished != 0 && unfinished_.fetch_sub(finished, std::memory_order_acq_rel) == finished)
+            unfinished_.notify_all();
+          if (outcome == Lanes::Outcome::blocked || outcome == Lanes::Outcome::pending) break;
           moved = moved_once = true;
-          if (lanes.in_flight(lane)) break;
+          if (outcome == Lanes::Outcome::moved) break;
         }
       }
     }

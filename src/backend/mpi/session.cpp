@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
@@ -134,13 +135,21 @@ void MpiSession::finish() {
   STRATA_MPI(MPI_Finalize());
 }
 
-void MpiSession::abort(int code) const {
+void MpiSession::abort(int code) {
+  std::fflush(nullptr);
+  // The launcher drops what it has not forwarded yet, and the last lines are the ones that matter.
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
   // The launcher may be out of reach or MPI itself stuck: leave anyhow.
   std::thread([code] {
     std::this_thread::sleep_for(std::chrono::seconds(2));
     ::_exit(code);
   }).detach();
-  if (started_) MPI_Abort(MPI_COMM_WORLD, code);
+  int started = 0, ended = 0;
+  MPI_Initialized(&started);
+  MPI_Finalized(&ended);
+  // mpiexec passes on the code of MPI_Abort; srun reports 137 for it, and a plain exit as it is.
+  const bool srun = is_set("SLURM_STEP_ID") && !is_set("MPI_LOCALNRANKS");
+  if (started != 0 && ended == 0 && !srun) MPI_Abort(MPI_COMM_WORLD, code);
   ::_exit(code);
 }
 

@@ -30,8 +30,8 @@ struct MpiOptions {
 // One for a process, created before and destroyed after everything that communicates. Without a launcher
 // (mpiexec, srun --mpi=pmi2) the world has one rank and MPI is never called. Starting exchanges a message
 // with every peer, so that no connection is made later; ending meets all ranks, keeps still for a moment and
-// finalizes: MPICH over TCP hangs otherwise. Destroyed while an exception is passing, it ends nothing: the
-// process is to exit with the error's code, on which the launcher ends the other ranks.
+// finalizes: MPICH over TCP hangs otherwise. Destroyed while an exception is passing, it ends nothing: main
+// is to call abort with the error's code.
 class MpiSession {
  public:
   // Throws UsageError when several ranks were started in a way that does not connect them, NetworkError when
@@ -44,8 +44,10 @@ class MpiSession {
   int rank() const { return rank_; }
   int size() const { return size_; }
 
-  // Ends the whole job at once with this exit code.
-  [[noreturn]] void abort(int code) const;
+  // Ends the whole job at once with this exit code. For main, too: when an error left a session without its
+  // end, returning the code alone lets the launcher report, now and then, the signal with which it kills the
+  // others.
+  [[noreturn]] static void abort(int code);
 
  private:
   void meet_every_peer() const;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <initializer_list>
 
 #include "base/error.h"
 
@@ -51,7 +52,7 @@ void Transfers::post(Message message, MPI_Request request) {
   requests_.push_back(request);
   messages_.push_back(message);
   const auto peer = static_cast<std::size_t>(message.peer);
-  ++(message.receives ? receives_[peer] : sends_[peer][static_cast<std::size_t>(message.phase)]);
+  ++(message.receives ? receives_ : sends_)[peer][static_cast<std::size_t>(message.phase)];
   ++outstanding_;
 }
 
@@ -83,7 +84,7 @@ void Transfers::finish(std::size_t index, const MPI_Status& status, std::vector<
     --sends_[peer][static_cast<std::size_t>(message.phase)];
     return;
   }
-  --receives_[peer];
+  --receives_[peer][static_cast<std::size_t>(message.phase)];
   int bytes = 0;
   STRATA_MPI(MPI_Get_count(&status, MPI_BYTE, &bytes));
   if (bytes != message.bytes)
@@ -109,13 +110,14 @@ void Transfers::compact() {
 }
 
 std::vector<int> Transfers::missing() const {
-  const bool receiving = std::any_of(receives_.begin(), receives_.end(), [](int n) { return n != 0; });
-  std::vector<int> ranks;
-  for (std::size_t p = 0; p < receives_.size(); ++p) {
-    const bool sending = std::any_of(sends_[p].begin(), sends_[p].end(), [](int n) { return n != 0; });
-    if (receiving ? receives_[p] != 0 : sending) ranks.push_back(ranks_[p]);
-  }
-  return ranks;
+  for (const auto* open : {&receives_, &sends_})
+    for (std::size_t phase = 0; phase < kPhases; ++phase) {
+      std::vector<int> ranks;
+      for (std::size_t p = 0; p < open->size(); ++p)
+        if ((*open)[p][phase] != 0) ranks.push_back(ranks_[p]);
+      if (!ranks.empty()) return ranks;
+    }
+  return {};
 }
 
 }  // namespace strata::mpi

@@ -44,7 +44,8 @@ class Transfers {
   bool sending_to(int peer, int phase) const {
     return sends_[static_cast<std::size_t>(peer)][static_cast<std::size_t>(phase)] != 0;
   }
-  // World ranks that still owe messages; when there are none, those that have not taken ours.
+  // World ranks that still owe messages of the earliest phase that lacks any (those of a later phase may only
+  // be waiting themselves); when all have come, those that have not taken ours.
   std::vector<int> missing() const;
 
   std::int64_t sent_bytes() const { return sent_bytes_; }
@@ -65,9 +66,8 @@ class Transfers {
   std::span<const int> ranks_;
   std::int64_t message_bytes_;
   std::vector<MPI_Request> requests_;
-  std::vector<Message> messages_;                // one for each request
-  std::vector<std::array<int, kPhases>> sends_;  // outstanding, by member
-  std::vector<int> receives_;
+  std::vector<Message> messages_;                           // one for each request
+  std::vector<std::array<int, kPhases>> sends_, receives_;  // outstanding, by member and phase
   int first_tag_ = 0;
   std::vector<int> indices_;
   std::vector<MPI_Status> statuses_;

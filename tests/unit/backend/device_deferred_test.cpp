@@ -26,7 +26,7 @@ class Logged final : public AsyncOperation {
  public:
   Logged(std::vector<int>& starts, int number, int polls) : starts_(starts), number_(number), left_(polls) {}
   void start() override { starts_.push_back(number_); }
-  bool progress() override { return left_-- <= 0; }
+  Progress progress() override { return left_-- <= 0 ? Progress::done : Progress::some; }
 
  private:
   std::vector<int>& starts_;

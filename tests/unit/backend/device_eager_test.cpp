@@ -26,10 +26,10 @@ class Countdown final : public AsyncOperation {
   Countdown(std::vector<std::string>& log, std::string name, int polls)
       : log_(log), name_(std::move(name)), left_(polls) {}
   void start() override { log_.push_back("start " + name_); }
-  bool progress() override {
-    if (left_-- > 0) return false;
+  Progress progress() override {
+    if (left_-- > 0) return Progress::none;
     log_.push_back("end " + name_);
-    return true;
+    return Progress::done;
   }
 
  private:
@@ -148,7 +148,7 @@ TEST_CASE("eager: an error on the communication thread reaches the host's next w
 TEST_CASE("eager: an operation that throws does not keep later ones from their turn") {
   class Broken final : public AsyncOperation {
     void start() override { throw NetworkError("cut"); }
-    bool progress() override { return true; }
+    Progress progress() override { return Progress::done; }
   };
   const auto device = make_cpu_device();
   CpuStream& a = cpu_stream(device->create_stream("a", Kind::transfer));
