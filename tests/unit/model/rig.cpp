@@ -7,6 +7,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "backend/cpu/ops.h"
 #include "tests/support/reference_ops.h"
 
 namespace strata::test {
@@ -31,9 +32,9 @@ LlamaConfig read_config(const std::filesystem::path& path) {
   return c;
 }
 
-std::unique_ptr<Ops> make_ops(Kernels kernels) {
+std::unique_ptr<Ops> make_ops(CpuDevice& device, Kernels kernels) {
   if (kernels == Kernels::reference) return std::make_unique<ReferenceOps>();
-  return std::make_unique<ReferenceOps>();
+  return make_cpu_ops(device);
 }
 
 }  // namespace
@@ -63,7 +64,7 @@ LlamaSetup Golden::setup(DType compute, Recompute recompute) const {
 
 Rig::Rig(const LlamaSetup& setup, CpuDeviceOptions options, Kernels kernels)
     : device_(make_cpu_device(options)),
-      ops_(make_ops(kernels)),
+      ops_(make_ops(*device_, kernels)),
       stream_(&device_->create_stream("compute", Device::StreamKind::compute)),
       model_(std::make_unique<Llama>(setup, *device_, *ops_)),
       source_(
