@@ -101,7 +101,7 @@ struct Config {
   int threads = 1;                     // CPU threads a rank
   std::string stream_order = "eager";  // eager | deferred (CPU only: seeded legal order, for tests)
   std::uint64_t seed = 42;
-  std::optional<double> peak_tflops;   // dense peak of a rank at its precision, for MFU
+  std::optional<double> peak_tflops;  // dense peak of a rank at its precision, for MFU
   double timeout_seconds = 300;
   std::string run_dir;
   bool operator==(const Config&) const = default;

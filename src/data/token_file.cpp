@@ -278,7 +278,8 @@ TokenFile::TokenFile(const std::string& path) {
   std::string prefix = path;
   if (prefix.ends_with(".bin") || prefix.ends_with(".idx")) prefix.resize(prefix.size() - 4);
   path_ = prefix + ".bin";
-  if (!exists(path_) && !path.ends_with(".idx") && exists(path)) path_ = path;  // an llm.c shard may have any name
+  if (!exists(path_) && !path.ends_with(".idx") && exists(path))
+    path_ = path;  // an llm.c shard may have any name
   map_ = MappedFile(path_);
   const std::string index = prefix + ".idx";
   if (exists(index)) {

@@ -10,7 +10,7 @@
 namespace strata {
 namespace {
 
-constexpr std::size_t kAlignment = 256;  // what GPU libraries like best; harmless elsewhere
+constexpr std::size_t kAlignment = 256;       // what GPU libraries like best; harmless elsewhere
 constexpr std::int64_t kChunkMultiple = 128;  // keeps the chunk's GEMMs whole tiles
 
 // Hands out pieces of an arena one after the other. Without an arena it only counts: the plan and the

@@ -1,7 +1,7 @@
 #pragma once
-// A world whose ranks are threads of the test: run_ranks(n, body) calls body(world) on n threads, each of which
-// makes its own CPU device. Collectives follow the Communicator's contract by meeting in shared memory: sums in
-// rank order, fp32 in fp64 and bf16 in fp32; bytes are counted as if chunks had been sent.
+// A world whose ranks are threads of the test: run_ranks(n, body) calls body(world) on n threads, each of
+// which makes its own CPU device. Collectives follow the Communicator's contract by meeting in shared memory:
+// sums in rank order, fp32 in fp64 and bf16 in fp32; bytes are counted as if chunks had been sent.
 #include <atomic>
 #include <cstring>
 #include <exception>
@@ -84,12 +84,14 @@ class ThreadCommunicator final : public Communicator {
                     static_cast<std::size_t>(m.inputs[i].bytes()));
     });
   }
-  void reduce_scatter(Stream& s, const CollectiveLabel& label, Flat shard, ConstFlat full, ReduceOptions) override {
+  void reduce_scatter(Stream& s, const CollectiveLabel& label, Flat shard, ConstFlat full,
+                      ReduceOptions) override {
     require(full.count == shard.count * size() && (full.dtype == shard.dtype || shard.dtype == DType::f32),
             "reduce_scatter", label);
     count(label, Collective::reduce_scatter,
           (size() - 1) * shard.count * static_cast<std::int64_t>(size_of(full.dtype)));
-    enqueue(s, full, shard, [this](const ThreadMeeting& m, Flat out) { add(m, out, me_ * out.count, nullptr); });
+    enqueue(s, full, shard,
+            [this](const ThreadMeeting& m, Flat out) { add(m, out, me_ * out.count, nullptr); });
   }
   void all_reduce_sum(Stream& s, const CollectiveLabel& label, Flat data, ReduceOptions) override {
     count_all_reduce(label, data);
@@ -99,16 +101,18 @@ class ThreadCommunicator final : public Communicator {
                        ReduceOptions) override {
     count_all_reduce(label, data);
     static const std::vector<std::int64_t> ones(64, 1);
-    enqueue(s, data, data, [this, w = weights != nullptr ? weights : ones.data()](const ThreadMeeting& m, Flat out) {
-      add(m, out, 0, w);
-    });
+    enqueue(s, data, data,
+            [this, w = weights != nullptr ? weights : ones.data()](const ThreadMeeting& m, Flat out) {
+              add(m, out, 0, w);
+            });
   }
   void all_reduce_max(Stream& s, const CollectiveLabel& label, Flat data) override {
     count_all_reduce(label, data);
     enqueue(s, data, data, [](const ThreadMeeting& m, Flat out) {
       for (std::int64_t i = 0; i < out.count; ++i) {
         double largest = read_element(m.inputs[0].data, DType::f64, i);
-        for (const ConstFlat& in : m.inputs) largest = std::max(largest, read_element(in.data, DType::f64, i));
+        for (const ConstFlat& in : m.inputs)
+          largest = std::max(largest, read_element(in.data, DType::f64, i));
         write_element(out.data, DType::f64, i, largest);
       }
     });
@@ -116,7 +120,8 @@ class ThreadCommunicator final : public Communicator {
   void broadcast(Stream& s, const CollectiveLabel& label, Flat data, int root) override {
     count(label, Collective::broadcast, me_ == root ? 0 : data.bytes());
     enqueue(s, data, data, [root](const ThreadMeeting& m, Flat out) {
-      std::memcpy(out.data, m.inputs[static_cast<std::size_t>(root)].data, static_cast<std::size_t>(out.bytes()));
+      std::memcpy(out.data, m.inputs[static_cast<std::size_t>(root)].data,
+                  static_cast<std::size_t>(out.bytes()));
     });
   }
 
@@ -125,8 +130,14 @@ class ThreadCommunicator final : public Communicator {
 
   class Operation final : public AsyncOperation {
    public:
-    Operation(ThreadHub& hub, std::shared_ptr<ThreadMeeting> meeting, int me, ConstFlat in, Flat out, Compute compute)
-        : hub_(hub), meeting_(std::move(meeting)), me_(me), in_(in), out_(out), compute_(std::move(compute)) {}
+    Operation(ThreadHub& hub, std::shared_ptr<ThreadMeeting> meeting, int me, ConstFlat in, Flat out,
+              Compute compute)
+        : hub_(hub),
+          meeting_(std::move(meeting)),
+          me_(me),
+          in_(in),
+          out_(out),
+          compute_(std::move(compute)) {}
     void start() override {
       meeting_->inputs[static_cast<std::size_t>(me_)] = in_;
       ++meeting_->arrived;
@@ -164,7 +175,8 @@ class ThreadCommunicator final : public Communicator {
   void add(const ThreadMeeting& m, Flat out, std::int64_t offset, const std::int64_t* weights) const {
     const bool narrow = m.inputs[0].dtype == DType::bf16;
     double total = 0;
-    for (std::size_t r = 0; weights != nullptr && r < m.inputs.size(); ++r) total += static_cast<double>(weights[r]);
+    for (std::size_t r = 0; weights != nullptr && r < m.inputs.size(); ++r)
+      total += static_cast<double>(weights[r]);
     for (std::int64_t i = 0; i < out.count; ++i) {
       double wide = 0;
       float small = 0;
@@ -180,7 +192,8 @@ class ThreadCommunicator final : public Communicator {
   }
 
   void require(bool good, const char* what, const CollectiveLabel& label) const {
-    if (!good) throw InternalError(std::string("thread world: ") + what + " of " + label.unit + ": sizes or dtypes");
+    if (!good)
+      throw InternalError(std::string("thread world: ") + what + " of " + label.unit + ": sizes or dtypes");
   }
   void count(const CollectiveLabel& label, Collective c, std::int64_t received) {
     auto& entry = counters_->at(label.traffic, c);
@@ -224,7 +237,8 @@ class ThreadWorld final : public World {
   int rank_;
 };
 
-// Rethrows the first error of any rank. Catch2's assertions are not thread-safe: body returns what is checked.
+// Rethrows the first error of any rank. Catch2's assertions are not thread-safe: body returns what is
+// checked.
 inline void run_ranks(int n, const std::function<void(World&)>& body) {
   ThreadHub hub(n);
   std::mutex mutex;

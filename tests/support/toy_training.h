@@ -1,7 +1,7 @@
 #pragma once
-// One rank of a mesh with everything below the model: device, operations, groups, engine. The "model" is a toy
-// that uses the engine as a decoder does: it leases weights in order, and adds to every gradient a value that
-// depends on rank, step, micro-step, unit, element and the weight itself.
+// One rank of a mesh with everything below the model: device, operations, groups, engine. The "model" is a
+// toy that uses the engine as a decoder does: it leases weights in order, and adds to every gradient a value
+// that depends on rank, step, micro-step, unit, element and the weight itself.
 #include <memory>
 #include <vector>
 
@@ -63,7 +63,8 @@ class ToyRank {
 
   void evaluate(std::int64_t step) {
     engine->begin_evaluation(step);
-    for (int u = 0; u < static_cast<int>(engine->units().size()); ++u) read(u, engine->weights(u, Pass::forward));
+    for (int u = 0; u < static_cast<int>(engine->units().size()); ++u)
+      read(u, engine->weights(u, Pass::forward));
     engine->end_evaluation();
   }
 

@@ -76,7 +76,8 @@ TEST_CASE("schedules equal Hugging Face's, whose steps count from 0") {
       // Hugging Face's wsd warms up from min_lr, ours (as its other schedules) from 0.
       if (s.min_lr > 0 && kind == "wsd" && step <= s.warmup_steps) continue;
       s.warmup_from_zero = false;
-      CHECK(std::abs(learning_rate(s, peak, step) - rates[static_cast<std::size_t>(step)].get<double>()) < 1e-15);
+      CHECK(std::abs(learning_rate(s, peak, step) - rates[static_cast<std::size_t>(step)].get<double>()) <
+            1e-15);
       s.warmup_from_zero = true;
       CHECK(std::abs(learning_rate(s, peak, step) - rates[static_cast<std::size_t>(step - 1)].get<double>()) <
             1e-15);

@@ -39,7 +39,8 @@ std::int64_t padding_of(const UnitShard& shard) {
   std::int64_t used = 0, sum = 0;
   for (const auto& s : shard.segments) used = std::max(used, s.begin + s.count);
   for (const Flat& flat : {shard.parameter, shard.compute, shard.gradient, shard.m, shard.v})
-    for (std::int64_t i = used; flat && i < shard.count; ++i) sum += std::abs(read_element(flat.data, flat.dtype, i)) > 0;
+    for (std::int64_t i = used; flat && i < shard.count; ++i)
+      sum += std::abs(read_element(flat.data, flat.dtype, i)) > 0;
   return sum;
 }
 
@@ -50,8 +51,7 @@ std::vector<Seen> run_step(const Case& c, int steps = 1) {
     Seen& mine = seen[static_cast<std::size_t>(world.rank())];
     for (int step = 1; step <= steps; ++step) {
       rank.engine->begin_step(step);
-      for (int k = 0; k < c.options.micro_steps; ++k)
-        rank.micro_step(k, k * c.mesh.size() + world.rank());
+      for (int k = 0; k < c.options.micro_steps; ++k) rank.micro_step(k, k * c.mesh.size() + world.rank());
       rank.engine->finish_gradients();
     }
     rank.device->synchronize();
@@ -109,7 +109,8 @@ void check_case(const Case& c, double tolerance) {
     require_equal_bytes(mine.shard, plan.shard);
     require_equal_bytes(mine.replicate, plan.replicate);
     for (const Purpose purpose : {Purpose::weights, Purpose::gradients, Purpose::moments, Purpose::workspace})
-      REQUIRE(mine.memory.current[static_cast<std::size_t>(purpose)] == memory[static_cast<std::size_t>(purpose)]);
+      REQUIRE(mine.memory.current[static_cast<std::size_t>(purpose)] ==
+              memory[static_cast<std::size_t>(purpose)]);
   }
 }
 
@@ -178,9 +179,11 @@ TEST_CASE("every legal order of streams gives the same bits") {
 
 TEST_CASE("precisions: what is gathered, written and reduced has its own dtype") {
   // Largest gradient about 1; a bf16 value is good to 2^-9 of itself, sums of 12 to a few times that.
-  for (const auto& [precision, reduce, tolerance] :
-       {std::tuple{"bf16", "fp32", 3e-3}, {"bf16", "bf16", 2e-2}, {"bf16_pure", "bf16", 3e-2},
-        {"bf16_pure", "fp32", 3e-2}, {"fp32", "bf16", 2e-2}})
+  for (const auto& [precision, reduce, tolerance] : {std::tuple{"bf16", "fp32", 3e-3},
+                                                     {"bf16", "bf16", 2e-2},
+                                                     {"bf16_pure", "bf16", 3e-2},
+                                                     {"bf16_pure", "fp32", 3e-2},
+                                                     {"fp32", "bf16", 2e-2}})
     for (const Mesh& mesh : {Mesh(1, 1, 1), Mesh(1, 2, 1), Mesh(1, 1, 2), Mesh(1, 2, 3)})
       for (const bool full : {false, true}) {
         Case c = make_case(mesh);
@@ -230,7 +233,8 @@ TEST_CASE("misused leases throw") {
           act();
           report += std::string(what) + ": nothing thrown; ";
         } catch (const InternalError& e) {
-          if (std::string(e.what()).find(part) == std::string::npos) report += std::string(what) + ": " + e.what() + "; ";
+          if (std::string(e.what()).find(part) == std::string::npos)
+            report += std::string(what) + ": " + e.what() + "; ";
         }
       };
       engine.begin_step(1);
@@ -243,8 +247,10 @@ TEST_CASE("misused leases throw") {
       (void)moved.flat();
       moved.release();
       expect("use after release", "after its release", [&] { (void)moved.flat(); });
-      expect("out of order", "expected was decoder.0 in forward", [&] { (void)engine.weights(2, Pass::forward); });
-      expect("embedding backward", "expected was decoder.0", [&] { (void)engine.weights(0, Pass::backward); });
+      expect("out of order", "expected was decoder.0 in forward",
+             [&] { (void)engine.weights(2, Pass::forward); });
+      expect("embedding backward", "expected was decoder.0",
+             [&] { (void)engine.weights(0, Pass::backward); });
       Lease stale = engine.weights(1, Pass::forward);
       Lease gradient = engine.gradient(1);
       expect("second gradient lease", "leased already", [&] { (void)engine.gradient(1); });

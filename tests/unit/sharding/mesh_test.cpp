@@ -53,8 +53,7 @@ TEST_CASE("groups of 8 ranks with F=2, S=4 are those of the paper's artifact") {
 TEST_CASE("groups and senders of 16 ranks with F=2, R=2, S=4 are those of the paper's artifact") {
   const Mesh mesh(2, 2, 4);
   CHECK(shard_groups(mesh) == Table{{0, 1, 2, 3}, {4, 5, 6, 7}, {8, 9, 10, 11}, {12, 13, 14, 15}});
-  CHECK(replica_groups(mesh) ==
-        Table{{0, 4}, {1, 5}, {2, 6}, {3, 7}, {8, 12}, {9, 13}, {10, 14}, {11, 15}});
+  CHECK(replica_groups(mesh) == Table{{0, 4}, {1, 5}, {2, 6}, {3, 7}, {8, 12}, {9, 13}, {10, 14}, {11, 15}});
   CHECK(federation_peers(mesh) ==
         Table{{0, 8}, {1, 9}, {2, 10}, {3, 11}, {4, 12}, {5, 13}, {6, 14}, {7, 15}});
   CHECK(mesh.senders(0) == std::vector<int>{0, 5, 2, 7});
