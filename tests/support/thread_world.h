@@ -142,7 +142,7 @@ class ThreadCommunicator final : public Communicator {
       meeting_->inputs[static_cast<std::size_t>(me_)] = in_;
       ++meeting_->arrived;
     }
-    bool progress() override {
+    Progress progress() override {
       if (hub_.failed) throw NetworkError("thread world: another rank failed");
       const int n = static_cast<int>(meeting_->inputs.size());
       if (!result_ && meeting_->arrived == n) {
@@ -150,9 +150,9 @@ class ThreadCommunicator final : public Communicator {
         compute_(*meeting_, {result_->data(), out_.dtype, out_.count});
         ++meeting_->computed;
       }
-      if (!result_ || meeting_->computed != n) return false;
+      if (!result_ || meeting_->computed != n) return Progress::none;
       std::memcpy(out_.data, result_->data(), result_->size());
-      return true;
+      return Progress::done;
     }
 
    private:
