@@ -1,45 +1,56 @@
-// trainer: command line -> one training run. Exit codes are those of base/error.h.
+// trainer: command line -> one command. Exit codes are those of base/error.h.
 #include <CLI/CLI.hpp>
 #include <exception>
-#include <string>
-#include <vector>
 
 #include "base/log.h"
-#include "config/load.h"
-#include "train/trainer.h"
+#include "commands/commands.h"
 
 namespace {
 
-int report(const strata::MpiSession& session, strata::ExitCode code, const std::string& message) {
-  strata::log_error("{}", message);
-  if (session.size() > 1) session.abort(static_cast<int>(code));
-  return static_cast<int>(code);
+using strata::ExitCode;
+
+ExitCode run(CLI::App& app, const CLI::App& reference, const strata::RunArguments& arguments, bool dry_run,
+             int ranks) {
+  if (reference.parsed()) return strata::config_reference_command();
+  if (arguments.config.empty()) {
+    throw strata::UsageError("no --config was given -> " + app.get_name() + " --config FILE, or --help");
+  }
+  if (dry_run) return strata::dry_run_command(arguments, ranks);
+  if (ranks > 0) {
+    throw strata::UsageError("--ranks is only for --dry-run -> start that many ranks with mpiexec or srun");
+  }
+  return strata::train_command(arguments);
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app{"trainer: pre-trains Llama-class decoders"};
-  std::string config;
-  std::vector<std::string> sets;
-  app.add_option("--config", config, "configuration file (JSON)")->required();
-  app.add_option("--set", sets, "override a key: a.b.c=value; may be repeated");
+  CLI::App app{"trainer: pre-trains Llama-class decoders", "trainer"};
+  strata::RunArguments arguments;
+  bool dry_run = false;
+  int ranks = 0;
+  app.add_option("--config", arguments.config, "configuration file (JSON)");
+  app.add_option("--set", arguments.sets, "override a key: a.b.c=value; may be repeated")
+      ->expected(1)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  app.add_flag("--dry-run", dry_run, "print configuration, mesh, memory and bytes to move, then stop");
+  app.add_option("--ranks", ranks,
+                 "with --dry-run: the ranks there are; refuse a mesh that does not fill them")
+      ->check(CLI::PositiveNumber);
+  const CLI::App* reference =
+      app.add_subcommand("config-reference", "print all configuration keys as Markdown");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
-    return app.exit(e) == 0 ? 0 : static_cast<int>(strata::ExitCode::usage);
+    return app.exit(e) == 0 ? 0 : static_cast<int>(ExitCode::usage);
   }
   try {
-    strata::MpiSession session;
-    try {
-      return static_cast<int>(strata::run_training({strata::load_config(config, sets), ""}, session));
-    } catch (const strata::Error& e) {
-      return report(session, e.code(), e.what());
-    } catch (const std::exception& e) {
-      return report(session, strata::ExitCode::failure, e.what());
-    }
+    return static_cast<int>(run(app, *reference, arguments, dry_run, ranks));
   } catch (const strata::Error& e) {
     strata::log_error("{}", e.what());
     return static_cast<int>(e.code());
+  } catch (const std::exception& e) {
+    strata::log_error("{}", e.what());
+    return static_cast<int>(ExitCode::failure);
   }
 }

@@ -106,8 +106,8 @@ void apply_set(Json& root, const std::string& text) {
 // Values by rule, where the keys were left out.
 void finish_federation(FederationConfig& f) {
   const bool streaming = f.schedule == "streaming";
-  if (!f.eta)
-    f.eta = f.rule == "fedavg" || f.rule == "fedavgm" ? 1.0 : streaming && f.rule == "diloco" ? 0.4 : 0.7;
+  const bool averages = f.rule == "fedavg" || f.rule == "fedavgm";
+  if (!f.eta) f.eta = averages ? 1.0 : streaming ? 0.4 : 0.7;
   if (!f.momentum && f.rule != "fedavg") f.momentum = 0.9;
   if (!f.alpha && streaming) f.alpha = 0.5;
 }

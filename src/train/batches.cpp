@@ -8,14 +8,22 @@ namespace {
 
 constexpr std::size_t kSlots = 2;  // one in use, one being filled
 
+std::size_t slot_bytes(const BatchShape& shape) {
+  const auto values =
+      static_cast<std::size_t>(2 * shape.micro_steps * shape.batch_size * shape.sequence_length);
+  return sizeof(double) + values * sizeof(std::int32_t);
+}
+
 }  // namespace
+
+std::size_t Batches::bytes(const BatchShape& shape) {
+  return kSlots * 2 * slot_bytes(shape);
+}
 
 Batches::Batches(Device& device, const SequenceReader& reader, const BatchShape& shape)
     : device_(device), reader_(reader), shape_(shape), slots_(kSlots) {
-  const auto values =
-      static_cast<std::size_t>(2 * shape.micro_steps * shape.batch_size * shape.sequence_length);
   for (Slot& slot : slots_) {
-    slot.host = device.allocate_host(sizeof(double) + values * sizeof(std::int32_t), Purpose::data);
+    slot.host = device.allocate_host(slot_bytes(shape), Purpose::data);
     slot.device = device.allocate(slot.host.bytes(), Purpose::data);
   }
 }

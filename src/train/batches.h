@@ -1,5 +1,6 @@
 #pragma once
 // A rank's micro-batches: read in the global order, uploaded ahead of the compute that uses them.
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -26,6 +27,8 @@ struct StepBatch {
 class Batches {
  public:
   Batches(Device& device, const SequenceReader& reader, const BatchShape& shape);
+  // What the constructor allocates, on the device and on the host.
+  static std::size_t bytes(const BatchShape& shape);
   // Reads the step that starts at global position `position` and enqueues its upload on `compute`. The result
   // is valid until the call after the next one.
   StepBatch next(Stream& compute, std::int64_t position);

@@ -23,6 +23,7 @@
 #include "train/evaluate.h"
 #include "train/flops.h"
 #include "train/metrics.h"
+#include "train/plan.h"
 #include "train/progress.h"
 #include "train/run_folder.h"
 #include "train/signals.h"
@@ -30,28 +31,6 @@
 
 namespace strata {
 namespace {
-
-LlamaSetup llama_setup(const Config& config, const Precision& precision) {
-  LlamaSetup s;
-  s.config = config.model;
-  s.batch = config.data.batch_size;
-  s.sequence = config.data.sequence_length;
-  s.compute = precision.compute;
-  s.gradient = precision.gradient;
-  s.recompute = recompute_from(config.recompute);
-  return s;
-}
-
-BatchShape batch_shape(const Config& config, const MeshGroups& groups) {
-  BatchShape s;
-  s.batch_size = config.data.batch_size;
-  s.sequence_length = config.data.sequence_length;
-  s.micro_steps = config.gradient_accumulation;
-  const bool identical = config.data.groups == "identical";
-  s.readers = identical ? groups.group->size() : groups.mesh.size();
-  s.reader = identical ? groups.position % groups.group->size() : groups.position;
-  return s;
-}
 
 StepBytes received(const MeshGroups& groups) {
   auto of = [](const Communicator& c, Collective kind) {
@@ -132,14 +111,13 @@ Trainer::Trainer(const TrainOptions& options, Backend& backend, const RunFolder&
       world_(*backend.world),
       groups_(make_groups(world_, Mesh(config_.mesh))),
       compute_(device_.create_stream("compute", Device::StreamKind::compute)),
-      model_(llama_setup(config_, Precision::from(config_.precision, config_.reduce_dtype)), device_,
-             *backend.ops),
+      model_(llama_setup(config_), device_, *backend.ops),
       engine_(model_.units(), groups_, device_, *backend.ops, compute_, EngineOptions::from(config_)),
       optimizer_(engine_, groups_, device_, *backend.ops, compute_, OptimizerOptions::from(config_)),
       federation_(engine_, groups_, device_, *backend.ops, compute_, FederationOptions::from(config_)),
       train_data_(config_.data.train, config_.data.sequence_length, config_.model.vocab_size),
       train_reader_(train_data_, Sampler(train_data_.sequences(), config_.seed), config_.data.ignore_token),
-      batches_(device_, train_reader_, batch_shape(config_, groups_)),
+      batches_(device_, train_reader_, batch_shape(config_, groups_.mesh, groups_.position)),
       control_(device_, *groups_.world),
       progress_(world_.rank() == 0) {
   reports_ = device_.allocate(2 * sizeof(RankReport), Purpose::data);
@@ -199,7 +177,7 @@ void Trainer::step(std::int64_t t) {
   now.events.optimizer = device_.record(compute_);
   now.events.aggregated = federation_.after_step(t);
   now.events.aggregation = step_end_ = device_.record(compute_);
-  sequences_consumed_ += batch_shape(config_, groups_).sequences_per_step();
+  sequences_consumed_ += batch_shape(config_, groups_.mesh, groups_.position).sequences_per_step();
 
   const StepBytes counted = received(groups_);
   now.bytes = counted - counted_;

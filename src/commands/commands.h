@@ -1,0 +1,23 @@
+#pragma once
+// The program's commands, a file each. Each returns the exit code or throws the exceptions of base/error.h.
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+
+namespace strata {
+
+struct RunArguments {
+  std::string config;             // file
+  std::vector<std::string> sets;  // "a.b.c=value"
+};
+
+// Trains. Every rank calls it; ends the other ranks with the error's own code when this one fails.
+ExitCode train_command(const RunArguments& arguments);
+// Prints the resolved configuration and the plan of the run. With `ranks` > 0, refuses a mesh that does not
+// fill them.
+ExitCode dry_run_command(const RunArguments& arguments, int ranks);
+// Prints the table of keys as Markdown.
+ExitCode config_reference_command();
+
+}  // namespace strata
