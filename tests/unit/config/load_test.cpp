@@ -129,7 +129,7 @@ TEST_CASE("every key of the table can be set and is written") {
   }
 }
 
-TEST_CASE("--set overrides values, with or without quotes") {
+TEST_CASE("values are overridden by --set, with or without quotes") {
   const Config c =
       read(R"("optimizer": {"lr": 1e-3})", {"optimizer.lr=2e-4", "mesh.shard=4", "data.train=[\"x\", \"y\"]",
                                             "run_dir=123", "model.preset=llama-10m", "data.validation=\"v\"",
