@@ -10,9 +10,12 @@
 
 #include "backend/cpu/device.h"
 #include "backend/cpu/ops.h"
+#include "backend/mpi/session.h"
+#include "backend/mpi/wire_plan.h"
 #include "federation/options.h"
 #include "federation/plan.h"
 #include "model/parameter_table.h"
+#include "sharding/layout.h"
 #include "train/control.h"
 
 namespace strata {
@@ -41,6 +44,24 @@ std::int64_t first_aggregation(const std::vector<UnitSpec>& units, const Mesh& m
     }
   }
   return 0;
+}
+
+// Scratch of reductions over MPI: each stream (shard, replica, federation) has one in flight.
+std::size_t reduction_workspace(const std::vector<UnitSpec>& units, const Mesh& mesh,
+                                const Precision& precision, const FederationOptions& federation) {
+  const MpiOptions mpi;
+  std::int64_t shard = 0, replicate = 0, federate = 0;
+  auto largest = [&](std::int64_t& sum, std::int64_t count, DType wire, int size) {
+    sum = std::max(sum, reduction_scratch(count, wire, size, 0, mpi.message_bytes, mpi.scratch_bytes).bytes);
+  };
+  for (const UnitSpec& unit : units) {
+    const std::int64_t count = shard_elements(unit, mesh.shard());
+    largest(shard, count * mesh.shard(), precision.wire, mesh.shard());
+    largest(replicate, count, precision.wire, mesh.replicate());
+    // int8 travels by all-gather and is added from the outer state's buffers.
+    if (federation.wire != DType::i8) largest(federate, count, federation.wire, mesh.federate());
+  }
+  return static_cast<std::size_t>(shard + replicate + federate);
 }
 
 std::string show_bytes(double bytes) {
@@ -91,7 +112,7 @@ std::string describe_memory(const RunPlan& plan) {
     const auto purpose = static_cast<Purpose>(i);
     text += fmt::format("  {:<18}{}{}\n", name_of(purpose), show_bytes(bytes),
                         purpose == Purpose::workspace && !plan.knows_operations
-                            ? " (without the scratch of operations, which depends on the GPU)"
+                            ? " (without the scratch of operations and collectives, which depends on the GPU)"
                             : "");
   }
   const std::size_t total = std::accumulate(plan.memory.begin(), plan.memory.end(), std::size_t{0});
@@ -173,7 +194,8 @@ RunPlan plan_run(const Config& config) {
     const auto device = make_cpu_device();
     plan.knows_operations = true;
     at(plan.memory, Purpose::workspace) +=
-        make_cpu_ops(*device, {.threads = config.threads})->workspace_bytes(workload(setup));
+        make_cpu_ops(*device, {.threads = config.threads})->workspace_bytes(workload(setup)) +
+        reduction_workspace(units, mesh, engine.precision, federation);
   }
   plan.step = plan_step_bytes(units, mesh, 0, engine);
   plan.aggregation_step = first_aggregation(units, mesh, engine.precision, federation, plan.aggregation);

@@ -22,7 +22,7 @@ struct RunPlan {
   std::int64_t tokens_per_step = 0;  // over the world
   MemoryPlan memory{};               // one rank, bytes by purpose
   ActivationPlan activations{};
-  bool knows_operations = false;  // scratch of operations is part of the workspace (cpu only)
+  bool knows_operations = false;  // scratch of operations and collectives is part of the workspace (cpu only)
   BytePlan step{};                // received by rank 0 in a step that does not aggregate
   BytePlan aggregation{};         // in addition, in the first step that does
   std::int64_t aggregation_step = 0;

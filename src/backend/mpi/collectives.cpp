@@ -90,10 +90,7 @@ class Reduce final : public CollectiveOperation {
   // The same on all ranks. Two slices of every peer are in flight at a time.
   std::int64_t slice_elements() const {
     const MpiOptions& options = group_->context->options;
-    const std::int64_t bytes =
-        std::min(options.message_bytes, options.scratch_bytes / 2 / (group_->size() - 1));
-    const std::int64_t elements = bytes / static_cast<std::int64_t>(size_of(in_.dtype));
-    return elements >= 64 ? elements / 64 * 64 : std::max<std::int64_t>(elements, 2);
+    return reduction_slice(in_.dtype, group_->size(), options.message_bytes, options.scratch_bytes);
   }
   // An empty chunk has one empty slice: its messages say that the sender has arrived.
   std::int64_t slices_of(Chunk chunk) const {
@@ -106,11 +103,12 @@ class Reduce final : public CollectiveOperation {
 
   void post() override {
     if (call_.weights != nullptr) weights_.assign(call_.weights, call_.weights + group_->size());
-    const std::int64_t element = static_cast<std::int64_t>(size_of(in_.dtype));
-    stride_ = (std::min(slice_, own_.count) * element + 63) / 64 * 64;
-    windows_ = static_cast<int>(std::min<std::int64_t>(2, slices_));
-    const std::int64_t scratch = stride_ * windows_ * group_->size();
-    if (scratch > 0) scratch_ = group_->context->scratch.acquire(static_cast<std::size_t>(scratch));
+    const MpiOptions& options = group_->context->options;
+    const ReductionScratch scratch = reduction_scratch(in_.count, in_.dtype, group_->size(), group_->me,
+                                                       options.message_bytes, options.scratch_bytes);
+    stride_ = scratch.stride, windows_ = static_cast<int>(scratch.windows);
+    if (scratch.bytes > 0)
+      scratch_ = group_->context->scratch.acquire(static_cast<std::size_t>(scratch.bytes));
     for (std::int64_t k = 0; k < windows_; ++k) receive_slice(k);
     bool more = true;
     for (std::int64_t k = 0; more; ++k) {

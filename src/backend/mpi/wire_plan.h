@@ -1,6 +1,7 @@
 #pragma once
 // How collectives cut their data among the ranks of a group, and how many bytes that moves. The byte counters
 // must equal received_bytes and sent_bytes exactly.
+#include <algorithm>
 #include <cstdint>
 
 #include "backend/communicator.h"
@@ -48,6 +49,33 @@ constexpr WireBytes wire_bytes(Collective collective, std::int64_t count, DType 
       break;
   }
   return {};
+}
+
+// A reduction receives its chunk in slices, two of every peer in flight at a time. Elements of a slice, the
+// same on all ranks; scratch_bytes are what one reduction may use.
+constexpr std::int64_t reduction_slice(DType wire, int n, std::int64_t message_bytes,
+                                       std::int64_t scratch_bytes) {
+  const std::int64_t bytes = std::min(message_bytes, scratch_bytes / 2 / (n - 1));
+  const std::int64_t elements = bytes / static_cast<std::int64_t>(size_of(wire));
+  return elements >= 64 ? elements / 64 * 64 : std::max<std::int64_t>(elements, 2);
+}
+
+// What a reduction of `count` elements allocates at place `rank` of a group of n.
+struct ReductionScratch {
+  std::int64_t stride = 0;  // bytes of a slice, 64-byte aligned
+  std::int64_t windows = 1;
+  std::int64_t bytes = 0;
+};
+constexpr ReductionScratch reduction_scratch(std::int64_t count, DType wire, int n, int rank,
+                                             std::int64_t message_bytes, std::int64_t scratch_bytes) {
+  if (n == 1) return {};
+  const std::int64_t slice = reduction_slice(wire, n, message_bytes, scratch_bytes);
+  const std::int64_t own = chunk_of(count, n, rank).count, element = static_cast<std::int64_t>(size_of(wire));
+  ReductionScratch s;
+  s.stride = (std::min(slice, own) * element + 63) / 64 * 64;
+  s.windows = own > slice ? 2 : 1;
+  s.bytes = s.stride * s.windows * n;
+  return s;
 }
 
 }  // namespace strata
