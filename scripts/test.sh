@@ -36,6 +36,7 @@ if [ $fast = 1 ]; then
 else
   stage "unit tests" run_ctest "$(nproc)" -LE "mpi|serial"
   stage "tests on several ranks" run_ctest 1 -L "mpi|serial"
+  stage "fuzzing" "$ROOT/scripts/fuzz.sh" 60
 fi
 stage "data tools" "$ROOT/tests/data_tools/run.sh"
 
