@@ -1,7 +1,7 @@
 #pragma once
-// One rank of a mesh with everything below the model: device, operations, groups, engine. The "model" is a toy
-// that uses the engine as a decoder does: it leases weights in order, and adds to every gradient a value that
-// depends on the data, the unit, the element and the weight as it was seen in forward and in backward.
+// One rank of a mesh with everything below the model: device, operations, groups, engine. The "model" is a
+// toy that uses the engine as a decoder does: it leases weights in order, and adds to every gradient a value
+// that depends on the data, the unit, the element and the weight as it was seen in forward and in backward.
 #include <memory>
 #include <vector>
 
