@@ -30,9 +30,9 @@ struct FederatedResult {
   std::vector<bool> aggregated;  // by step, what after_step returned
 };
 
-// Tokens of a rank in a step: groups differ, so that weights matter.
-inline std::int64_t toy_tokens(int group) {
-  return 3 + 2 * group;
+// Tokens of a rank in a step: groups differ, and not always by the same factor, so that weights matter.
+inline std::int64_t toy_tokens(int group, int step) {
+  return 3 + 2 * group * (step % 4);
 }
 
 struct SavedRank {
@@ -50,15 +50,17 @@ class FederatedRank {
         tokens_(toy_.device->allocate(sizeof(double), Purpose::data)) {
     scheduler_.initialize();
     toy_.device->synchronize();
-    *tokens_.as<double>() = static_cast<double>(toy_tokens(data_group()));
   }
 
   bool step(int step) {
     const int group_size = c_.mesh.replicate() * c_.mesh.shard();
     toy_.engine->begin_step(step);
-    scheduler_.count_tokens(step, toy_tokens(data_group()));
+    scheduler_.count_tokens(step, toy_tokens(data_group(), step));
     toy_.micro_step(0, data_group() * group_size + toy_.groups.position % group_size);
     toy_.engine->finish_gradients();
+    cpu_stream(toy_.compute).run([to = tokens_.as<double>(), n = toy_tokens(data_group(), step)] {
+      *to = static_cast<double>(n);
+    });
     optimizer_.step(step, kRate, tokens_.as<double>());
     return scheduler_.after_step(step);
   }

@@ -53,7 +53,8 @@ class Twin {
       for (auto& unit : momentum_) std::fill(unit.begin(), unit.end(), 0.0);
   }
 
-  void inner_step() {
+  void inner_step(int step) {
+    step_ = step;
     const int size = c_.mesh.replicate() * c_.mesh.shard();
     for (int f = 0; f < c_.mesh.federate(); ++f)
       for (std::size_t u = 0; u < old_.size(); ++u)
@@ -63,16 +64,23 @@ class Twin {
           for (int r = 0; r < size; ++r)
             sum += ToyRank::slope(f * size + r, static_cast<int>(u), static_cast<std::int64_t>(i)) +
                    ToyRank::kCurvature * w;
-          w -= kRate * sum / static_cast<double>(toy_tokens(f) * size);
+          w -= kRate * sum / static_cast<double>(toy_tokens(f, step) * size);
         }
   }
 
-  std::vector<double> mean_delta(std::size_t u) const {
+  // Tokens of a group since the unit was sent last.
+  double tokens_since(int group, int sent) const {
+    double tokens = 0;
+    for (int step = sent + 1; step <= step_; ++step) tokens += static_cast<double>(toy_tokens(group, step));
+    return tokens;
+  }
+
+  std::vector<double> mean_delta(std::size_t u) {
+    const int sent = std::exchange(sent_[u], step_);
     std::vector<double> delta(old_[u].size(), 0.0);
     double total = 0;
     for (std::size_t f = 0; f < groups_.size(); ++f) {
-      const double w =
-          c_.federation.token_weights ? static_cast<double>(toy_tokens(static_cast<int>(f))) : 1.0;
+      const double w = c_.federation.token_weights ? tokens_since(static_cast<int>(f), sent) : 1.0;
       total += w;
       for (std::size_t i = 0; i < delta.size(); ++i) delta[i] += w * (old_[u][i] - groups_[f][u][i]);
     }
@@ -110,7 +118,7 @@ class Twin {
 
   std::vector<Model> run() {
     for (int step = 1; step <= c_.steps; ++step) {
-      inner_step();
+      inner_step(step);
       if (step % c_.federation.every != 0 && step != c_.steps) continue;
       for (std::size_t u = 0; u < old_.size(); ++u) outer_step(u, mean_delta(u), 0);
     }
@@ -123,7 +131,7 @@ class Twin {
     const std::vector<std::vector<std::size_t>> fragments{{0, 1}, {2}, {3, 4}};
     std::map<std::size_t, std::pair<int, std::vector<double>>> in_flight;  // by unit: step of arrival, delta
     for (int step = 1; step <= c_.steps; ++step) {
-      inner_step();
+      inner_step(step);
       const bool last = step == c_.steps;
       for (auto it = in_flight.begin(); it != in_flight.end();) {
         if (!last && it->second.first != step) {
@@ -148,6 +156,8 @@ class Twin {
   FederatedCase c_;
   std::vector<Model> groups_;
   Model old_, momentum_;
+  int step_ = 0;
+  std::map<std::size_t, int> sent_;  // by unit: the step after which it was sent last
 };
 
 double worst_difference(const std::vector<std::vector<float>>& a, const Model& b) {
@@ -321,7 +331,7 @@ TEST_CASE("aggregation after every step of inner SGD equals data parallelism") {
         for (int r = 0; r < 2; ++r) {
           sum += ToyRank::slope(r, static_cast<int>(u), static_cast<std::int64_t>(i)) +
                  ToyRank::kCurvature * expected[u][i];
-          tokens += static_cast<double>(toy_tokens(r));
+          tokens += static_cast<double>(toy_tokens(r, step));
         }
         expected[u][i] -= kRate * sum / tokens;
       }
