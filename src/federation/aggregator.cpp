@@ -17,6 +17,11 @@ std::int64_t quantized_bytes(std::int64_t count) {
   return count + blocks(count) * static_cast<std::int64_t>(sizeof(float));
 }
 
+FederationOptions effective_options(FederationOptions options, const Mesh& mesh) {
+  if (mesh.federate() == 1) options.wire = DType::f32;
+  return options;
+}
+
 AggregationKind aggregation_kind(const Mesh& mesh, const Precision& precision,
                                  const FederationOptions& options) {
   const bool streaming = options.schedule == FederationSchedule::streaming;
@@ -38,8 +43,8 @@ Aggregator::Aggregator(ShardingEngine& engine, const MeshGroups& groups, Device&
       device_(device),
       ops_(ops),
       compute_(compute),
-      options_(options),
-      kind_(aggregation_kind(groups.mesh, engine.options().precision, options)),
+      options_(effective_options(options, groups.mesh)),
+      kind_(aggregation_kind(groups.mesh, engine.options().precision, options_)),
       states_(engine.shards().size()) {
   for (int i = 0; i < lanes; ++i)
     lanes_.push_back({device.create_stream("federate." + std::to_string(i), Device::StreamKind::transfer),
@@ -120,6 +125,7 @@ CollectiveLabel Aggregator::label(int unit, std::int64_t step) const {
 }
 
 bool Aggregator::sender() const {
+  if (groups_.mesh.federate() == 1) return false;
   return !kind_.broadcasts || groups_.mesh.sender_replica(groups_.at.shard) == groups_.at.replicate;
 }
 

@@ -31,6 +31,8 @@ struct AggregationKind {
   DType reduced = DType::f32;    // what the all-reduce moves; i8: all-gather
   DType broadcast = DType::f32;  // what the broadcast moves
 };
+// One group exchanges nothing: its deltas stay fp32.
+FederationOptions effective_options(FederationOptions options, const Mesh& mesh);
 AggregationKind aggregation_kind(const Mesh& mesh, const Precision& precision,
                                  const FederationOptions& options);
 

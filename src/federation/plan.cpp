@@ -28,7 +28,8 @@ bool weighs_tokens(const Mesh& mesh, const FederationOptions& options) {
 }
 
 MemoryPlan federation_memory(const std::vector<UnitSpec>& units, const Mesh& mesh, const Precision& precision,
-                             const FederationOptions& options) {
+                             const FederationOptions& given) {
+  const FederationOptions options = effective_options(given, mesh);
   const AggregationKind kind = aggregation_kind(mesh, precision, options);
   const Fragments fragments(units, options);
   MemoryPlan plan{};

@@ -1,7 +1,7 @@
 #pragma once
 // One rank of a mesh with everything below the model: device, operations, groups, engine. The "model" is a
 // toy that uses the engine as a decoder does: it leases weights in order, and adds to every gradient a value
-// that depends on rank, step, micro-step, unit, element and the weight itself.
+// that depends on the data, the unit, the element and the weight as it was seen in forward and in backward.
 #include <memory>
 #include <vector>
 
@@ -47,6 +47,7 @@ class ToyRank {
     if (!tied) edge.release();
     for (int u = first_decoder; u <= last_decoder; ++u) read(u, engine->weights(u, Pass::forward));
     if (!tied) edge = engine->weights(n - 1, Pass::forward);
+    if (!tied) read(n - 1, edge);
     Lease gradient = engine->gradient(tied ? 0 : n - 1);
     add_gradient(tied ? 0 : n - 1, edge, gradient, data, tied ? 0.5 : 1.0, gradient.accumulate());
     if (!tied) gradient.release(), edge.release();
@@ -76,9 +77,9 @@ class ToyRank {
 
  private:
   // Copies the leased weights aside, on the compute stream.
-  void read(int unit, const Lease& lease) {
+  void read(int unit, const Lease& lease, Pass pass = Pass::forward) {
     const Flat w = lease.flat();
-    auto& copy = copies_[unit];
+    auto& copy = copies_[{unit, pass}];
     if (!copy) copy = std::make_shared<std::vector<float>>(static_cast<std::size_t>(w.count));
     cpu_stream(compute).run([w, copy] {
       for (std::int64_t i = 0; i < w.count; ++i)
@@ -89,17 +90,20 @@ class ToyRank {
   void add_gradient(int unit, const Lease& weights, const Lease& gradient, std::int64_t data, double share,
                     bool accumulate) {
     const Flat g = gradient.flat();
-    if (weights) read(unit, weights);
-    cpu_stream(compute).run([=, copy = copies_.at(unit)] {
+    if (weights) read(unit, weights, Pass::backward);
+    const auto forward = copies_.at({unit, Pass::forward});
+    const auto backward = weights ? copies_.at({unit, Pass::backward}) : forward;
+    cpu_stream(compute).run([=] {
       for (std::int64_t i = 0; i < g.count; ++i) {
-        const double w = (*copy)[static_cast<std::size_t>(i)];
+        const auto e = static_cast<std::size_t>(i);
+        const double w = 0.5 * ((*forward)[e] + (*backward)[e]);
         const double value = share * (slope(data, unit, i) + kCurvature * w);
         write_element(g.data, g.dtype, i, (accumulate ? read_element(g.data, g.dtype, i) : 0.0) + value);
       }
     });
   }
 
-  std::map<int, std::shared_ptr<std::vector<float>>> copies_;
+  std::map<std::pair<int, Pass>, std::shared_ptr<std::vector<float>>> copies_;
 };
 
 }  // namespace strata

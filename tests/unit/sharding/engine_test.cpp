@@ -164,16 +164,19 @@ TEST_CASE("prefetch depth and resharding change neither values nor, for decoders
 }
 
 TEST_CASE("every legal order of streams gives the same bits") {
-  Case c = make_case(Mesh(1, 2, 2));
-  c.options.micro_steps = 2;
-  c.options.prefetch = 2;
-  const auto first = run_step(c, 2);
-  for (std::uint64_t seed = 1; seed <= 20; ++seed) {
-    c.seed = seed;
-    c.eager = seed % 5 == 0;
-    const auto other = run_step(c, 2);
-    CAPTURE(seed);
-    for (std::size_t p = 0; p < first.size(); ++p) REQUIRE(other[p].gradients == first[p].gradients);
+  for (const int prefetch : {0, 1, 2}) {
+    Case c = make_case(Mesh(1, 2, 2));
+    c.options.micro_steps = 2;
+    c.options.prefetch = prefetch;
+    const auto first = run_step(c, 2);
+    REQUIRE(worst_error(c, first[0]) < 2e-6);
+    for (std::uint64_t seed = 1; seed <= 30; ++seed) {
+      c.seed = seed;
+      c.eager = seed % 5 == 0;
+      const auto other = run_step(c, 2);
+      CAPTURE(seed, prefetch);
+      for (std::size_t p = 0; p < first.size(); ++p) REQUIRE(other[p].gradients == first[p].gradients);
+    }
   }
 }
 
