@@ -158,6 +158,8 @@ void Aggregator::reduce(int lane_index, int unit, std::int64_t step, const Weigh
   }
   const Flat d = delta(lane, unit);
   ops_.pseudo_gradient(lane.stream, d, fetch(lane, lane.theta_old, state(unit).theta_old), s.parameter);
+  // The next optimizer step must not overtake this read; the reduction itself holds nobody up.
+  s.ready = device_.record(lane.stream);
   if (options_.wire == DType::i8) {
     reduce_quantized(lane, to, unit, weights);
   } else if (options_.wire == DType::bf16) {

@@ -23,10 +23,10 @@ Fragments::Fragments(const std::vector<UnitSpec>& units, const FederationOptions
   }
 }
 
-int Fragments::largest() const {
-  std::size_t largest = 0;
-  for (const auto& units : units_) largest = std::max(largest, units.size());
-  return static_cast<int>(largest);
+int Fragments::units_before(int fragment) const {
+  int units = 0;
+  for (int p = 0; p < fragment; ++p) units += static_cast<int>(units_[static_cast<std::size_t>(p)].size());
+  return units;
 }
 
 // Fragment p of P has its step at (p + 1) / P of the way through every round.

@@ -17,8 +17,9 @@ class Fragments {
 
   int count() const { return static_cast<int>(units_.size()); }
   const std::vector<int>& units(int fragment) const { return units_[static_cast<std::size_t>(fragment)]; }
-  // Units of the largest fragment.
-  int largest() const;
+  // Units of all fragments, and of those before `fragment`.
+  int total_units() const { return units_before(count()); }
+  int units_before(int fragment) const;
 
   // True when the fragment is sent after `step`: at its own step of every `every`, and after the last step.
   bool sent(int fragment, std::int64_t step) const;

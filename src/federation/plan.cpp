@@ -20,7 +20,8 @@ void receive(ByteCounters& counters, const UnitSpec& unit, Collective collective
 }  // namespace
 
 int federation_lanes(const Fragments& fragments, const FederationOptions& options) {
-  return options.schedule == FederationSchedule::streaming ? std::min(fragments.largest(), kMostLanes) : 1;
+  return options.schedule == FederationSchedule::streaming ? std::min(fragments.total_units(), kMostLanes)
+                                                           : 1;
 }
 
 bool weighs_tokens(const Mesh& mesh, const FederationOptions& options) {

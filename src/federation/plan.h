@@ -9,8 +9,8 @@
 
 namespace strata {
 
-// Streams that aggregate side by side. Streaming gives each unit of a fragment its own: collectives start in
-// the order of their enqueuing, and one that waits for its predecessor on the same stream would hold back the
+// Streams that aggregate side by side. Streaming deals its units out to several: collectives start in the
+// order of their enqueuing, and one that waits for its predecessor on the same stream would hold back the
 // gathers enqueued after it.
 int federation_lanes(const Fragments& fragments, const FederationOptions& options);
 

@@ -92,10 +92,8 @@ class FederationScheduler::Impl {
           phase(unit) = Phase::sent;
         }
         end_span(lane, begin);
+        tokens_.used(p, spans_.back().end);
       });
-      for (int lane = 0; lane < lanes_; ++lane)
-        device_.wait(aggregator_.stream(0), device_.record(aggregator_.stream(lane)));
-      tokens_.used(p, device_.record(aggregator_.stream(0)));
       moved = true;
     }
     return moved;
@@ -103,7 +101,7 @@ class FederationScheduler::Impl {
 
   template <class F>
   void each_unit(int fragment, F&& act) {
-    int lane = 0;
+    int lane = fragments_.units_before(fragment);  // neighbours in time meet on different lanes
     for (const int unit : fragments_.units(fragment)) act(lane++ % lanes_, unit);
   }
 

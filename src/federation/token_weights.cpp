@@ -70,14 +70,15 @@ Aggregator::Weights TokenWeights::take(int fragment, std::int64_t step) {
   if (std::all_of(row, row + peers, [](std::int64_t w) { return w == 0; })) std::fill(row, row + peers, 1);
 
   auto* device_row = weights_.as<std::int64_t>() + fragment * peers;
-  device_.wait(*stream_, used_[p]);
+  for (const Event& read : used_[p]) device_.wait(*stream_, read);
+  used_[p].clear();
   device_.copy_to_device(*stream_, device_row, row, static_cast<std::size_t>(peers) * sizeof(std::int64_t));
   copied_ = device_.record(*stream_);
   return {device_row, row, copied_};
 }
 
 void TokenWeights::used(int fragment, const Event& event) {
-  used_[static_cast<std::size_t>(fragment)] = event;
+  if (enabled_) used_[static_cast<std::size_t>(fragment)].push_back(event);
 }
 
 }  // namespace strata

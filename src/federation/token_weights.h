@@ -26,7 +26,7 @@ class TokenWeights {
   // weights when not enabled, or when no group has seen a token. Throws InternalError when exchange was not
   // called for this step.
   Aggregator::Weights take(int fragment, std::int64_t step);
-  // Work enqueued on the fragment's behalf has read the weights once `event` is complete.
+  // Work enqueued on the fragment's behalf has read the weights once this event, too, is complete.
   void used(int fragment, const Event& event);
 
  private:
@@ -39,7 +39,7 @@ class TokenWeights {
   Buffer local_, gathered_, weights_;                 // device: (P), (F, P) fp64; (P, F) int64
   Buffer host_local_, host_gathered_, host_weights_;  // the same on the host
   Event exchanged_, copied_;
-  std::vector<Event> used_;
+  std::vector<std::vector<Event>> used_;  // by fragment
   std::int64_t exchanged_step_ = -1;
 };
 

@@ -17,13 +17,11 @@ class ToyRank {
 
   ToyRank(World& world, const Mesh& mesh, std::vector<UnitSpec> units, const EngineOptions& options,
           CpuDeviceOptions device_options)
-      : device(make_cpu_device(device_options)),
-        ops(make_cpu_ops(*device)),
-        compute(device->create_stream("compute", Device::StreamKind::compute)),
-        groups(make_groups(world, mesh)),
-        engine(std::make_unique<ShardingEngine>(std::move(units), groups, *device, *ops, compute, options)) {
-    engine->initialize(7);
-  }
+      : ToyRank(make_cpu_device(device_options), nullptr, world, mesh, std::move(units), options) {}
+  // On a device that the world lives on.
+  ToyRank(CpuDevice& shared, World& world, const Mesh& mesh, std::vector<UnitSpec> units,
+          const EngineOptions& options)
+      : ToyRank(nullptr, &shared, world, mesh, std::move(units), options) {}
   ~ToyRank() {
     try {
       device->synchronize();
@@ -69,13 +67,25 @@ class ToyRank {
     engine->end_evaluation();
   }
 
-  std::unique_ptr<CpuDevice> device;
+  std::unique_ptr<CpuDevice> owned;
+  CpuDevice* device;
   std::unique_ptr<Ops> ops;
   Stream& compute;
   MeshGroups groups;
   std::unique_ptr<ShardingEngine> engine;
 
  private:
+  ToyRank(std::unique_ptr<CpuDevice> own, CpuDevice* shared, World& world, const Mesh& mesh,
+          std::vector<UnitSpec> units, const EngineOptions& options)
+      : owned(std::move(own)),
+        device(owned ? owned.get() : shared),
+        ops(make_cpu_ops(*device)),
+        compute(device->create_stream("compute", Device::StreamKind::compute)),
+        groups(make_groups(world, mesh)),
+        engine(std::make_unique<ShardingEngine>(std::move(units), groups, *device, *ops, compute, options)) {
+    engine->initialize(7);
+  }
+
   // Copies the leased weights aside, on the compute stream.
   void read(int unit, const Lease& lease, Pass pass = Pass::forward) {
     const Flat w = lease.flat();

@@ -1,7 +1,7 @@
 #include <cmath>
 
-#include "federated_toy.h"
 #include "tests/support/catch.h"
+#include "tests/support/federated_toy.h"
 
 using namespace strata;
 
@@ -352,16 +352,20 @@ TEST_CASE("streaming equals a double-precision twin, and all groups end with the
 }
 
 TEST_CASE("streaming does not depend on the order of streams") {
-  FederatedCase c = streaming_case(Mesh(2, 2, 2));
-  c.federation.one_replica = c.federation.token_weights = true;
-  const auto first = train_federated(c);
-  for (std::uint64_t seed = 1; seed <= 15; ++seed) {
-    c.seed = seed;
-    c.eager = seed % 5 == 0;
-    CAPTURE(seed);
-    const auto other = train_federated(c);
-    for (std::size_t p = 0; p < other.size(); ++p) REQUIRE(other[p].parameters == first[p].parameters);
-  }
+  for (const Mesh& mesh : {Mesh(1, 1, 1), Mesh(2, 1, 1), Mesh(1, 1, 2), Mesh(2, 2, 2)})
+    for (const DType wire : {DType::f32, DType::i8}) {
+      FederatedCase c = streaming_case(mesh);
+      c.federation.wire = wire;
+      c.federation.one_replica = c.federation.token_weights = true;
+      const auto first = train_federated(c);
+      for (std::uint64_t seed = 1; seed <= 15; ++seed) {
+        c.seed = seed;
+        c.eager = seed % 5 == 0;
+        CAPTURE(seed, mesh.describe(), name_of(wire));
+        const auto other = train_federated(c);
+        for (std::size_t p = 0; p < other.size(); ++p) REQUIRE((other[p].parameters == first[p].parameters));
+      }
+    }
 }
 
 TEST_CASE("resuming in the middle of a round, fragments in flight included, changes nothing") {

@@ -1,6 +1,7 @@
 #pragma once
 // Federated training of the toy model on threads as ranks: inner SGD, any mesh, any federation.
 #include <cstring>
+#include <memory>
 
 #include "federation/plan.h"
 #include "federation/scheduler.h"
@@ -42,23 +43,27 @@ struct SavedRank {
 
 class FederatedRank {
  public:
-  FederatedRank(World& world, const FederatedCase& c)
+  // `shared`: the device that the world lives on; nullptr: one of its own.
+  FederatedRank(World& world, const FederatedCase& c, CpuDevice* shared = nullptr)
       : c_(c),
-        toy_(world, c.mesh, make_units(3, false), options(c.engine), device_options(c, world.rank())),
-        optimizer_(*toy_.engine, toy_.groups, *toy_.device, *toy_.ops, toy_.compute, sgd()),
-        scheduler_(*toy_.engine, toy_.groups, *toy_.device, *toy_.ops, toy_.compute, c.federation),
-        tokens_(toy_.device->allocate(sizeof(double), Purpose::data)) {
+        toy_(shared != nullptr
+                 ? std::make_unique<ToyRank>(*shared, world, c.mesh, make_units(3, false), options(c.engine))
+                 : std::make_unique<ToyRank>(world, c.mesh, make_units(3, false), options(c.engine),
+                                             device_options(c, world.rank()))),
+        optimizer_(*toy_->engine, toy_->groups, *toy_->device, *toy_->ops, toy_->compute, sgd()),
+        scheduler_(*toy_->engine, toy_->groups, *toy_->device, *toy_->ops, toy_->compute, c.federation),
+        tokens_(toy_->device->allocate(sizeof(double), Purpose::data)) {
     scheduler_.initialize();
-    toy_.device->synchronize();
+    toy_->device->synchronize();
   }
 
   bool step(int step) {
     const int group_size = c_.mesh.replicate() * c_.mesh.shard();
-    toy_.engine->begin_step(step);
+    toy_->engine->begin_step(step);
     scheduler_.count_tokens(step, toy_tokens(data_group(), step));
-    toy_.micro_step(0, data_group() * group_size + toy_.groups.position % group_size);
-    toy_.engine->finish_gradients();
-    cpu_stream(toy_.compute).run([to = tokens_.as<double>(), n = toy_tokens(data_group(), step)] {
+    toy_->micro_step(0, data_group() * group_size + toy_->groups.position % group_size);
+    toy_->engine->finish_gradients();
+    cpu_stream(toy_->compute).run([to = tokens_.as<double>(), n = toy_tokens(data_group(), step)] {
       *to = static_cast<double>(n);
     });
     optimizer_.step(step, kRate, tokens_.as<double>());
@@ -68,21 +73,21 @@ class FederatedRank {
   FederatedResult result() {
     FederatedResult r;
     scheduler_.finish();
-    toy_.device->synchronize();
-    r.memory = toy_.device->memory();
-    r.shard = toy_.groups.shard->counters();
-    r.replicate = toy_.groups.replicate->counters();
-    r.federate = toy_.groups.federate->counters();
-    for (int u = 0; u < static_cast<int>(toy_.engine->units().size()); ++u)
-      r.parameters.push_back(toy_.engine->gather_parameters(u));
+    toy_->device->synchronize();
+    r.memory = toy_->device->memory();
+    r.shard = toy_->groups.shard->counters();
+    r.replicate = toy_->groups.replicate->counters();
+    r.federate = toy_->groups.federate->counters();
+    for (int u = 0; u < static_cast<int>(toy_->engine->units().size()); ++u)
+      r.parameters.push_back(toy_->engine->gather_parameters(u));
     return r;
   }
 
   SavedRank save() {
     scheduler_.finish();
-    toy_.device->synchronize();
+    toy_->device->synchronize();
     SavedRank saved;
-    for (const auto& shard : toy_.engine->shards()) saved.shards.push_back(bytes_of(shard.parameter));
+    for (const auto& shard : toy_->engine->shards()) saved.shards.push_back(bytes_of(shard.parameter));
     for (const auto& state : scheduler_.state()) saved.outer.push_back(bytes_of(state.data));
     saved.counts = scheduler_.host_state();
     return saved;
@@ -90,15 +95,15 @@ class FederatedRank {
 
   void restore(const SavedRank& saved, int step) {
     for (std::size_t u = 0; u < saved.shards.size(); ++u)
-      std::memcpy(toy_.engine->shards()[u].parameter.data, saved.shards[u].data(), saved.shards[u].size());
-    toy_.engine->parameters_changed();
+      std::memcpy(toy_->engine->shards()[u].parameter.data, saved.shards[u].data(), saved.shards[u].size());
+    toy_->engine->parameters_changed();
     scheduler_.set_host_state(saved.counts);
     scheduler_.resume(step);
     const auto states = scheduler_.state();
     if (states.size() != saved.outer.size()) throw InternalError("resume: other outer state than was saved");
     for (std::size_t i = 0; i < states.size(); ++i)
       std::memcpy(states[i].data.data, saved.outer[i].data(), saved.outer[i].size());
-    toy_.device->synchronize();
+    toy_->device->synchronize();
   }
 
   FederationScheduler& scheduler() { return scheduler_; }
@@ -124,10 +129,10 @@ class FederatedRank {
     std::memcpy(bytes.data(), flat.data, bytes.size());
     return bytes;
   }
-  int data_group() const { return c_.identical_data ? 0 : toy_.groups.at.federate; }
+  int data_group() const { return c_.identical_data ? 0 : toy_->groups.at.federate; }
 
   FederatedCase c_;
-  ToyRank toy_;
+  std::unique_ptr<ToyRank> toy_;
   Optimizer optimizer_;
   FederationScheduler scheduler_;
   Buffer tokens_;
