@@ -25,7 +25,7 @@ struct Range {
     return std::isfinite(x) && (low_open ? x > low : x >= low) && (high_open ? x < high : x <= high);
   }
   std::string text() const {
-    const auto from = low_open ? fmt::format("above {:g}", low) : fmt::format("at least {:g}", low);
+    std::string from = low_open ? fmt::format("above {:g}", low) : fmt::format("at least {:g}", low);
     if (!std::isfinite(high)) return from;
     return from + (high_open ? fmt::format(" and below {:g}", high) : fmt::format(" and at most {:g}", high));
   }
@@ -244,10 +244,8 @@ constexpr std::int64_t kAny = std::numeric_limits<std::int64_t>::max();
 constexpr std::int64_t kInt = std::numeric_limits<std::int32_t>::max();
 constexpr std::int64_t kSteps = std::int64_t{1} << 40;
 
-#define FIELD(member)    \
-  [](auto& c) -> auto& { \
-    return c.member;     \
-  }
+// How a Key reaches its value in a Config.
+#define FIELD(member) ([](auto& c) -> auto& { return c.member; })
 
 std::vector<Key> model_keys() {
   return {

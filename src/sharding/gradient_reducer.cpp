@@ -9,7 +9,7 @@
 namespace strata {
 
 GradientReducer::GradientReducer(EngineParts parts)
-    : parts_(std::move(parts)),
+    : parts_(parts),
       reduce_(parts_.device.create_stream("reduce", Device::StreamKind::transfer)),
       replicate_(parts_.device.create_stream("replicate", Device::StreamKind::transfer)),
       slot_of_(parts_.units.size(), nullptr),

@@ -16,7 +16,7 @@ const char* name_of(WeightGatherer::Pass pass) {
 }  // namespace
 
 WeightGatherer::WeightGatherer(EngineParts parts)
-    : parts_(std::move(parts)),
+    : parts_(parts),
       stream_(parts_.device.create_stream("gather", Device::StreamKind::transfer)),
       slot_of_(parts_.units.size(), nullptr),
       kept_(parts_.units.size(), false) {

@@ -14,7 +14,7 @@ namespace {
 // An operation that is one of the Communicator's collectives: observed and accounted.
 class CollectiveOperation : public Operation {
  public:
-  CollectiveOperation(std::shared_ptr<Group> group, Collective collective, CollectiveLabel label)
+  CollectiveOperation(const std::shared_ptr<Group>& group, Collective collective, CollectiveLabel label)
       : Operation(group, fmt::format("step {}, unit {}: {}", label.step, label.unit, name_of(collective))),
         collective_(collective),
         label_(std::move(label)) {}
