@@ -3,6 +3,7 @@
 #include "cuda/emulation/launch.h"
 
 #include "cuda/emulation/executor.h"
+#include "cuda/emulation/launch_log.h"
 #include "cuda/emulation/runtime.h"
 
 #include <charconv>
@@ -165,6 +166,7 @@ void submit(Launch launch) {
       }
     }
   }
+  LaunchLog::note(launch);
   if (const StreamQueue& queue = host_thread().queue) {
     const cudaStream_t stream = launch.stream;
     queue(stream, [kept = std::move(launch)] { run(kept); });

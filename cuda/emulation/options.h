@@ -40,6 +40,7 @@ struct Options {
   //   STRATA_EMULATION_COPIES = early | late
   //   STRATA_EMULATION_RACE = 0 | 1
   //   STRATA_EMULATION_FIBERS = assembly | ucontext
+  // (STRATA_EMULATION_LAUNCH_LOG = FILE, read by launch_log.h, is no option of a launch.)
   static Options from_environment();
 };
 

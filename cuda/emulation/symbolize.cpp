@@ -12,9 +12,6 @@
 
 namespace strata::emulation {
 
-namespace {
-
-// The address as the file on disk numbers it.
 std::uint64_t address_in_file(const void* address) {
   Dl_info info;
   link_map* map = nullptr;
@@ -29,6 +26,8 @@ std::string program_path() {
   const ssize_t length = readlink("/proc/self/exe", path, sizeof path - 1);
   return length > 0 ? std::string(path, static_cast<std::size_t>(length)) : std::string();
 }
+
+namespace {
 
 std::vector<std::string> output_lines(const std::string& command) {
   std::vector<std::string> lines;
