@@ -1,8 +1,10 @@
 // trainer: command line -> one command. Exit codes are those of base/error.h.
 #include <CLI/CLI.hpp>
 #include <exception>
+#include <functional>
 
 #include "base/log.h"
+#include "commands/bench.h"
 #include "commands/commands.h"
 
 namespace {
@@ -39,13 +41,15 @@ int main(int argc, char** argv) {
       ->check(CLI::PositiveNumber);
   const CLI::App* reference =
       app.add_subcommand("config-reference", "print all configuration keys as Markdown");
+  std::function<ExitCode()> chosen;  // by subcommands that bring their own options
+  strata::add_bench_commands(app, chosen);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
     return app.exit(e) == 0 ? 0 : static_cast<int>(ExitCode::usage);
   }
   try {
-    return static_cast<int>(run(app, *reference, arguments, dry_run, ranks));
+    return static_cast<int>(chosen ? chosen() : run(app, *reference, arguments, dry_run, ranks));
   } catch (const strata::Error& e) {
     strata::log_error("{}", e.what());
     return static_cast<int>(e.code());
