@@ -15,6 +15,7 @@
 #include <limits>
 
 #include "base/error.h"
+#include "base/mapped_read.h"
 
 namespace strata {
 namespace {
@@ -136,19 +137,16 @@ auto with_type(TokenType type, F f) {
   return f(std::int32_t{});
 }
 
-void check_ids(const std::string& path, const TokenLayout& layout, std::span<const std::byte> file,
-               std::int64_t begin, std::int64_t count, std::int64_t vocabulary) {
-  const std::int64_t offset = layout.offset + begin * size_of(layout.type);
-  const std::byte* from = file.data() + offset;
-  const std::int64_t bad =
-      with_type(layout.type, [&](auto id) { return first_outside<decltype(id)>(from, count, vocabulary); });
+// `ids` are the file's tokens from `begin` on.
+void check_ids(const std::string& path, const TokenLayout& layout, std::span<const std::byte> ids,
+               std::int64_t begin, std::int64_t vocabulary) {
+  const std::int64_t size = size_of(layout.type), count = size_of_span(ids) / size;
+  const std::int64_t bad = with_type(
+      layout.type, [&](auto id) { return first_outside<decltype(id)>(ids.data(), count, vocabulary); });
   if (bad == count) return;
-  const std::byte* at = from + bad * size_of(layout.type);
-  const auto value = with_type(layout.type, [&](auto id) {
-    std::memcpy(&id, at, sizeof id);
-    return static_cast<std::int64_t>(id);
-  });
-  refuse(path, offset + bad * size_of(layout.type),
+  const auto value = with_type(
+      layout.type, [&](auto id) { return static_cast<std::int64_t>(load<decltype(id)>(ids, bad * size)); });
+  refuse(path, layout.offset + (begin + bad) * size,
          fmt::format("token {} is {}; the model's vocabulary has ids 0 to {}", begin + bad, value,
                      vocabulary - 1),
          "use the tokenizer the model is configured for, or set model.vocab_size to the tokenizer's size");
@@ -296,13 +294,30 @@ void TokenFile::read(std::int64_t begin, std::span<std::int32_t> out, std::int64
     throw InternalError(
         fmt::format("{}: tokens {} to {} of {} were asked for", path_, begin, begin + count, tokens()));
   }
-  check_ids(path_, layout_, map_.bytes(), begin, count, vocabulary);
-  const std::byte* from = map_.bytes().data() + layout_.offset + begin * size_of(layout_.type);
-  with_type(layout_.type, [&](auto id) { widen<decltype(id)>(out, from); });
+  const std::vector<std::byte> ids = copy(begin, count);
+  check_ids(path_, layout_, ids, begin, vocabulary);
+  with_type(layout_.type, [&](auto id) { widen<decltype(id)>(out, ids.data()); });
 }
 
 void TokenFile::validate(std::int64_t vocabulary) const {
-  check_ids(path_, layout_, map_.bytes(), 0, tokens(), vocabulary);
+  constexpr std::int64_t kPiece = std::int64_t{1} << 18;
+  for (std::int64_t begin = 0; begin < tokens(); begin += kPiece) {
+    const std::vector<std::byte> ids = copy(begin, std::min(kPiece, tokens() - begin));
+    check_ids(path_, layout_, ids, begin, vocabulary);
+  }
+}
+
+std::vector<std::byte> TokenFile::copy(std::int64_t begin, std::int64_t count) const {
+  const std::int64_t offset = layout_.offset + begin * size_of(layout_.type);
+  std::vector<std::byte> ids(static_cast<std::size_t>(count * size_of(layout_.type)));
+  if (!copy_from_mapping(ids.data(), map_.bytes().data() + offset, ids.size())) {
+    refuse(
+        path_, offset,
+        fmt::format("tokens {} to {} cannot be read: the file shrank while it was in use, or its disk fails",
+                    begin, begin + count),
+        kRemake);
+  }
+  return ids;
 }
 
 }  // namespace strata

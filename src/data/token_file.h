@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <vector>
 
 namespace strata {
 
@@ -64,12 +65,14 @@ class TokenFile {
   TokenType type() const { return layout_.type; }
 
   // Copies ids [begin, begin + out.size()). Throws DataError with the byte offset of the first id that is not
-  // in [0, vocabulary).
+  // in [0, vocabulary), or of the tokens asked for when the file shrank meanwhile.
   void read(std::int64_t begin, std::span<std::int32_t> out, std::int64_t vocabulary) const;
   // Scans every id.
   void validate(std::int64_t vocabulary) const;
 
  private:
+  std::vector<std::byte> copy(std::int64_t begin, std::int64_t count) const;
+
   std::string path_;
   MappedFile map_;
   TokenLayout layout_;

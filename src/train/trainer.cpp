@@ -56,6 +56,15 @@ StepBytes operator-(const StepBytes& a, const StepBytes& b) {
 class Trainer {
  public:
   Trainer(const TrainOptions& options, Backend& backend, const RunFolder& folder);
+  // An error leaves work in flight that uses what is about to be destroyed. What that work throws is no news.
+  ~Trainer() {
+    try {
+      device_.synchronize();
+    } catch (...) {
+    }
+  }
+  Trainer(const Trainer&) = delete;
+  Trainer& operator=(const Trainer&) = delete;
   ExitCode run();
 
  private:

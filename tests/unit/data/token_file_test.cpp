@@ -146,6 +146,19 @@ TEST_CASE("files that are missing, empty or not files are refused by name") {
   refused([&] { TokenFile(folder.path + "/folder.bin"); }, {"folder.bin", "not a regular file"});
 }
 
+TEST_CASE("a shard that is cut while it is mapped is refused by name, and the rest of it still reads") {
+  const Folder folder("cut");
+  write_megatron(folder.path + "/cut", std::vector<std::int32_t>(8192, 7), {8192}, 4);
+  const TokenFile file(folder.path + "/cut");
+  std::vector<std::int32_t> out(16);
+  file.read(8000, out, 97);
+  std::filesystem::resize_file(folder.path + "/cut.bin", 4096);  // one page stays
+  for (int i = 0; i < 2; ++i) refused([&] { file.read(8000, out, 97); }, {"cut.bin", "byte 32000", "shrank"});
+  refused([&] { file.validate(97); }, {"cut.bin", "byte 0", "shrank"});
+  file.read(0, out, 97);
+  CHECK(out == std::vector<std::int32_t>(16, 7));
+}
+
 TEST_CASE("offsets are 64-bit: a shard past 4 GB is read at its end") {
   const Folder folder("large");
   const std::int64_t tokens = (std::int64_t{1} << 31) + 5;  // 8.6 GB of int32, a sparse file
