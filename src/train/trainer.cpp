@@ -84,6 +84,7 @@ class Trainer {
   void validate(std::int64_t t);
 
   const Config& config_;
+  TrainingObserver* observer_;
   Device& device_;
   World& world_;
   MeshGroups groups_;
@@ -116,6 +117,7 @@ class Trainer {
 
 Trainer::Trainer(const TrainOptions& options, Backend& backend, const RunFolder& folder)
     : config_(options.config),
+      observer_(options.observer),
       device_(*backend.device),
       world_(*backend.world),
       groups_(make_groups(world_, Mesh(config_.mesh))),
@@ -148,6 +150,7 @@ ExitCode Trainer::run() {
   const std::int64_t steps = config_.schedule.steps;
   log_info("mesh {}; {} parameters; {} sequences of {} tokens an epoch", groups_.mesh.describe(),
            parameter_count(engine_.units()), train_data_.sequences(), config_.data.sequence_length);
+  if (observer_ != nullptr) observer_->initialized(engine_, groups_);
   step_end_ = device_.record(compute_);
   for (std::int64_t t = 1; t <= steps && !stop_agreed_; ++t) {
     step(t);
@@ -158,6 +161,7 @@ ExitCode Trainer::run() {
   progress_.finish();
   federation_.finish();
   device_.synchronize();
+  if (observer_ != nullptr) observer_->finished(engine_, groups_);
   return stop_agreed_ ? ExitCode::stopped : ExitCode::done;
 }
 
@@ -182,9 +186,11 @@ void Trainer::step(std::int64_t t) {
     if (k + 1 == batch.tokens.size()) engine_.finish_gradients();
     now.events.backward.push_back(device_.record(compute_));
   }
+  if (observer_ != nullptr) observer_->reduced(t, engine_);
   optimizer_.step(t, now.lr, batch.target_tokens);
   now.events.optimizer = device_.record(compute_);
   now.events.aggregated = federation_.after_step(t);
+  if (t == config_.schedule.steps) federation_.finish();  // its time and bytes are this step's
   now.events.aggregation = step_end_ = device_.record(compute_);
   sequences_consumed_ += batch_shape(config_, groups_.mesh, groups_.position).sequences_per_step();
 
