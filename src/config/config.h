@@ -87,7 +87,7 @@ struct Config {
   ScheduleConfig schedule;
   EvaluationConfig evaluation;
   CheckpointConfig checkpoint;
-  std::string precision = "bf16";        // fp32 | bf16 | bf16_pure
+  std::string precision = "auto";        // fp32 | bf16 | bf16_pure once read; auto is resolved by read_config
   std::string reduce_dtype = "fp32";     // fp32 | bf16: gradients on the wire
   std::string reduce_rounding = "once";  // once | hop
   int reduce_imitate_hops = 0;

@@ -357,8 +357,9 @@ std::vector<Key> run_keys() {
       integer("checkpoint.every", FIELD(checkpoint.every), 0, kSteps,
               "steps between checkpoints; 0: only at the end and when stopped"),
       integer("checkpoint.keep", FIELD(checkpoint.keep), 1, 1 << 20, "checkpoints kept"),
-      choice("precision", FIELD(precision), {"fp32", "bf16", "bf16_pure"},
-             "bf16: computes in bf16, keeps fp32 weights and moments; bf16_pure: everything bf16"),
+      choice("precision", FIELD(precision), {"auto", "fp32", "bf16", "bf16_pure"},
+             "bf16: computes in bf16, keeps fp32 weights and moments; bf16_pure: everything bf16; auto: bf16 "
+             "on GPUs and on CPUs with instructions for it, else fp32"),
       choice("reduce_dtype", FIELD(reduce_dtype), {"fp32", "bf16"}, "of gradients on the wire"),
       choice("reduce_rounding", FIELD(reduce_rounding), {"once", "hop"},
              "hop: partial sums are rounded to the wire's dtype at every hop, as a ring does"),

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "base/cpu.h"
 #include "base/error.h"
 #include "config/keys.h"
 #include "config/model_config.h"
@@ -112,6 +113,12 @@ void finish_federation(FederationConfig& f) {
   if (!f.alpha && streaming) f.alpha = 0.5;
 }
 
+// The hardware decides here, once, so that the resolved configuration says what the run computes in.
+void finish_precision(Config& c) {
+  if (c.precision != "auto") return;
+  c.precision = c.device == "cuda" || cpu_has_bf16_instructions() ? "bf16" : "fp32";
+}
+
 }  // namespace
 
 Config load_config(const std::string& path, const std::vector<std::string>& sets) {
@@ -148,6 +155,7 @@ Config read_config(const std::string& text, const std::string& source, const std
   }
   finish_model(config.model, config.data.sequence_length, source);
   finish_federation(config.federation);
+  finish_precision(config);
   check_config(config, source);
   return config;
 }

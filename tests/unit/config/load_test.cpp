@@ -4,6 +4,7 @@
 
 #include <fstream>
 
+#include "base/cpu.h"
 #include "base/error.h"
 #include "config/keys.h"
 #include "config/presets.h"
@@ -71,6 +72,7 @@ TEST_CASE("defaults of a configuration are those of the struct") {
   expected.model = find_preset("llama-5m")->model, expected.model_preset = "llama-5m";
   expected.data.train = {"t"}, expected.run_dir = "r";
   expected.federation.eta = 1.0;  // resolved by rule
+  expected.precision = cpu_has_bf16_instructions() ? "bf16" : "fp32";
   CHECK(read("") == expected);
 }
 
@@ -92,6 +94,14 @@ TEST_CASE("the layout of the design document is read") {
   CHECK(c.optimizer.beta2 == 0.95);
   CHECK(c.schedule.steps == 64);
   CHECK_FALSE(c.evaluation.sequences.has_value());
+}
+
+TEST_CASE("precision auto is resolved where a configuration is read") {
+  const std::string here = cpu_has_bf16_instructions() ? "bf16" : "fp32";
+  CHECK(read(R"("precision": "auto")").precision == here);
+  CHECK(read(R"("precision": "auto", "device": "cuda")").precision == "bf16");
+  CHECK(read(R"("precision": "fp32", "device": "cuda")").precision == "fp32");
+  CHECK(write_config(read("")).find("auto") == std::string::npos);
 }
 
 TEST_CASE("the resolved configuration reads back to the same one, whatever the key") {
