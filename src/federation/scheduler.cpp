@@ -71,6 +71,8 @@ class FederationScheduler::Impl {
     for (int p = 0; p < fragments_.count(); ++p) {
       if (!fragments_.applied(p, step)) continue;
       each_unit(p, [&](int lane, int unit) {
+        if (phase(unit) == Phase::idle)
+          return;  // the run was resumed where it had ended: nothing was in flight
         if (phase(unit) == Phase::sent) aggregator_.share(lane, unit, step);
         phase(unit) = Phase::idle;
         aggregator_.apply(lane, unit, static_cast<float>(options_.alpha));
@@ -130,10 +132,13 @@ class FederationScheduler::Impl {
     wait_for_lanes();
   }
 
-  void resume(std::int64_t step) {
-    for (int p = 0; p < fragments_.count(); ++p)
-      for (const int unit : fragments_.units(p))
-        phase(unit) = fragments_.in_flight(p, step) ? Phase::shared : Phase::idle;
+  void resume(std::int64_t step, const std::function<bool(int)>& in_flight) {
+    for (int p = 0; p < fragments_.count(); ++p) {
+      for (const int unit : fragments_.units(p)) {
+        const bool waits = fragments_.in_flight(p, step) && (!in_flight || in_flight(unit));
+        phase(unit) = waits ? Phase::shared : Phase::idle;
+      }
+    }
     for (UnitShard& shard : engine_.shards()) {
       device_.wait(compute_, shard.ready);
       shard.ready = device_.record(compute_);
@@ -192,8 +197,8 @@ void FederationScheduler::initialize() {
   impl_->aggregator_.initialize();
 }
 
-void FederationScheduler::resume(std::int64_t step) {
-  impl_->resume(step);
+void FederationScheduler::resume(std::int64_t step, const std::function<bool(int unit)>& in_flight) {
+  impl_->resume(step, in_flight);
 }
 
 void FederationScheduler::count_tokens(std::int64_t step, std::int64_t tokens) {

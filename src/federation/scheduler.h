@@ -40,8 +40,10 @@ class FederationScheduler {
 
   // Outer state from the present parameters: once they are initialised or imported, equal in all groups.
   void initialize();
-  // After state() and host_state() have been restored from a checkpoint of step `step`.
-  void resume(std::int64_t step);
+  // Continues after step `step` of a checkpoint: state() then lists what is to be restored. `in_flight` tells
+  // whether the checkpoint holds a unit's delta (a run that ended at `step` has none); by default all do that
+  // the schedule has in flight.
+  void resume(std::int64_t step, const std::function<bool(int unit)>& in_flight = {});
 
   // Target tokens of this rank in `step`; call once a step, as soon as they are known on the host, on all
   // ranks. When the step aggregates by token weights, the counts are exchanged behind the backward pass.

@@ -3,6 +3,7 @@
 // which makes its own CPU device. Collectives follow the Communicator's contract by meeting in shared memory:
 // sums in rank order, fp32 in fp64 and bf16 in fp32; bytes are counted as if chunks had been sent.
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <exception>
 #include <functional>
@@ -53,6 +54,23 @@ struct ThreadHub {
     if (++entry.second == n) meetings.erase(key);
     return found;
   }
+  // Everybody's string, in rank order, once all have come to their `turn`-th exchange.
+  std::vector<std::string> exchange(std::int64_t turn, int rank, const std::string& mine) {
+    std::unique_lock lock(mutex);
+    auto& all = strings[turn];
+    all.resize(static_cast<std::size_t>(size));
+    all[static_cast<std::size_t>(rank)] = mine;
+    ++told[turn];
+    while (told[turn] < size) {
+      lock.unlock();
+      std::this_thread::sleep_for(std::chrono::microseconds(200));
+      lock.lock();
+      if (failed) throw InternalError("thread world: another rank has failed");
+    }
+    return strings[turn];
+  }
+  std::map<std::int64_t, std::vector<std::string>> strings;
+  std::map<std::int64_t, int> told;
   const int size;
   std::atomic<bool> failed{false};
   std::mutex mutex;
@@ -227,14 +245,15 @@ class ThreadWorld final : public World {
   std::unique_ptr<Communicator> group(const std::string& name, const std::vector<int>& ranks) override {
     return std::make_unique<ThreadCommunicator>(hub_, name, ranks, rank_);
   }
-  void barrier(const std::string&) override { throw InternalError("thread world: no host-side collectives"); }
-  std::vector<std::string> gather_strings(const std::string&) override {
-    throw InternalError("thread world: no host-side collectives");
+  void barrier(const std::string&) override { gather_strings(""); }
+  std::vector<std::string> gather_strings(const std::string& mine) override {
+    return hub_.exchange(exchanges_++, rank_, mine);
   }
 
  private:
   ThreadHub& hub_;
   int rank_;
+  std::int64_t exchanges_ = 0;
 };
 
 // Rethrows the first error of any rank. Catch2's assertions are not thread-safe: body returns what is
