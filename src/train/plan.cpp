@@ -105,6 +105,9 @@ std::string describe_mesh(const Mesh& mesh) {
   return text;
 }
 
+// Measured: 20 with one rank and a small model, 50 with large matrices, whose kernels are generated.
+constexpr int kProcessMebibytes = 40;
+
 std::string describe_memory(const RunPlan& plan) {
   std::string text = "memory of a rank\n";
   for (int i = 0; i < kPurposes; ++i) {
@@ -116,8 +119,13 @@ std::string describe_memory(const RunPlan& plan) {
                             : "");
   }
   const std::size_t total = std::accumulate(plan.memory.begin(), plan.memory.end(), std::size_t{0});
-  return text +
-         fmt::format("  {:<18}{} ({} bytes)\n", "total", show_bytes(static_cast<double>(total)), total);
+  text += fmt::format("  {:<18}{} ({} bytes)\n", "total", show_bytes(static_cast<double>(total)), total);
+  if (plan.knows_operations)
+    text += fmt::format(
+        "  besides, for the process itself (program, libraries, generated kernels, pages of shards): about "
+        "{} MiB\n",
+        kProcessMebibytes);
+  return text;
 }
 
 void describe_counters(std::string& text, const char* group, const ByteCounters& counters) {

@@ -68,9 +68,9 @@ TEST_CASE("the text of a plan shows arithmetic, groups, purposes and what is unk
   const Config c = load_config(std::string(STRATA_SOURCE_DIR) + "/configs/small/fl_hsdp.json");
   const std::string text = describe(c, plan_run(c));
   INFO(text);
-  for (const char* piece :
-       {"2 x 2 x 2 = 8", "[0,1] [2,3]", "[0,2] [1,3]", "[0,4] [1,5]", "weights", "gradients", "moments",
-        "activations", "workspace", "outer state", "total", "edge units", "aggregation after step 8"}) {
+  for (const char* piece : {"2 x 2 x 2 = 8", "[0,1] [2,3]", "[0,2] [1,3]", "[0,4] [1,5]", "weights",
+                            "gradients", "moments", "activations", "workspace", "outer state", "total",
+                            "besides, for the process itself", "edge units", "aggregation after step 8"}) {
     INFO(piece);
     CHECK(text.find(piece) != std::string::npos);
   }
