@@ -40,12 +40,13 @@ python_environment() {
   PYTHON="$venv/bin/python"
 }
 
-# build PRESET [cmake arguments...]: configures and builds.
+# build PRESET [TARGET...]: configures and builds the targets, or everything.
 build() {
-  local preset=$1
+  local preset=$1 targets=()
   shift
-  (cd "$ROOT" && cmake --preset "$preset" "$@" >"$ROOT/build/$preset-configure.log" 2>&1) ||
+  [ $# = 0 ] || targets=(--target "$@")
+  (cd "$ROOT" && cmake --preset "$preset" >"$ROOT/build/$preset-configure.log" 2>&1) ||
     { cat "$ROOT/build/$preset-configure.log"; die "configuring $preset failed"; }
   grep -E '^-- CUDA:' "$ROOT/build/$preset-configure.log" || true
-  (cd "$ROOT" && cmake --build --preset "$preset" --parallel "$(nproc)")
+  (cd "$ROOT" && cmake --build --preset "$preset" --parallel "$(nproc)" "${targets[@]}")
 }
