@@ -1,5 +1,7 @@
 #pragma once
 // Tensors for tests of Ops on the CPU device: values in double, stored in a dtype with padding between rows.
+#include <hwy/targets.h>
+
 #include <cmath>
 #include <cstdint>
 #include <memory>
@@ -98,5 +100,24 @@ struct CpuFixture {
   Stream& stream;
   std::unique_ptr<Ops> ops;
 };
+
+// Calls check(name) with the kernels held to each instruction set that this CPU has, the least first.
+template <class F>
+void for_each_instruction_set(F check) {
+  struct Restore {
+    ~Restore() { hold_to(0); }
+    static void hold_to(std::int64_t targets) {  // 0: all
+      hwy::SetSupportedTargetsForTest(targets);
+      hwy::GetChosenTarget().DeInit();
+    }
+  };
+  const std::int64_t here = hwy::SupportedTargets();
+  const Restore restore;
+  for (const std::int64_t target : {HWY_SSE4, HWY_AVX2, HWY_AVX3}) {
+    if ((here & target) == 0) continue;
+    Restore::hold_to(target);
+    check(hwy::TargetName(target));
+  }
+}
 
 }  // namespace strata::test

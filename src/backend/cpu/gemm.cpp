@@ -9,6 +9,7 @@
 #include <string>
 #include <unordered_map>
 
+#include "backend/cpu/gemm_dots.h"
 #include "backend/cpu/gemm_packed.h"
 #include "base/error.h"
 
@@ -66,11 +67,13 @@ void sgemm(const GemmCall& call) {
 }  // namespace
 
 bool cpu_has_bf16() {
+  return dnnl::get_effective_cpu_isa() == dnnl::cpu_isa::avx512_core_bf16 || cpu_has_amx();
+}
+
+bool cpu_has_amx() {
   switch (dnnl::get_effective_cpu_isa()) {
-    case dnnl::cpu_isa::avx512_core_bf16:
     case dnnl::cpu_isa::avx512_core_amx:
 #if DNNL_VERSION_MAJOR >= 3
-    case dnnl::cpu_isa::avx512_core_fp16:
     case dnnl::cpu_isa::avx512_core_amx_fp16:
 #endif
       return true;
@@ -162,7 +165,15 @@ GemmPath Gemm::path_for(const GemmCall& call) const {
   const bool all_f32 = call.a.dtype == DType::f32 && call.c.dtype == DType::f32;
   if (path_ == GemmPath::automatic) {
     if (all_f32) return GemmPath::sgemm;
-    return call.a.dtype == DType::bf16 && cpu_has_bf16() ? GemmPath::matmul : GemmPath::packed;
+    if (call.a.dtype != DType::bf16) return GemmPath::packed;
+    if (cpu_has_amx()) return GemmPath::matmul;
+    if (cpu_has_bf16_dots()) return GemmPath::dots;
+    return cpu_has_bf16() ? GemmPath::matmul : GemmPath::packed;
+  }
+  if (path_ == GemmPath::dots && !(call.a.dtype == DType::bf16 && cpu_has_bf16_dots())) {
+    throw InternalError(
+        "GEMM path dots was forced for fp32 operands or on a CPU without bf16 dot products -> let the path "
+        "be chosen automatically");
   }
   if (path_ == GemmPath::sgemm && !all_f32) {
     throw InternalError(
@@ -176,6 +187,10 @@ std::size_t Gemm::scratch_bytes(const GemmCall& call) {
   if (path == GemmPath::sgemm || call.m() == 0 || call.n() == 0) return 0;
   const auto threads = static_cast<std::size_t>(workers_.threads());
   if (path == GemmPath::packed) return threads * round_to_line(packed_scratch_floats(call) * sizeof(float));
+  if (path == GemmPath::dots) {
+    const DotsPlan plan(call);
+    return plan.right_bytes + threads * plan.band_bytes();
+  }
   std::size_t most = 0;
   for (std::int64_t rows : {std::min(call.m(), kBandRows), call.m() % kBandRows}) {
     if (rows > 0) most = std::max(most, primitives_->scratch_bytes(band(call, 0, rows)));
@@ -186,6 +201,7 @@ std::size_t Gemm::scratch_bytes(const GemmCall& call) {
 void Gemm::run(const GemmCall& call, void* scratch) {
   const GemmPath path = path_for(call);
   if (call.m() == 0 || call.n() == 0) return;
+  if (path == GemmPath::dots) return run_dots(call, scratch);
   const std::size_t share = scratch_bytes(call) / static_cast<std::size_t>(workers_.threads());
   auto mine = [&](int worker) {
     return static_cast<char*>(scratch) + share * static_cast<std::size_t>(worker);
@@ -203,6 +219,19 @@ void Gemm::run(const GemmCall& call, void* scratch) {
     const GemmCall part = band(call, first, std::min(kBandRows, call.m() - first));
     path == GemmPath::sgemm ? sgemm(part) : primitives_->run(part, mine(worker));
   });
+}
+
+void Gemm::run_dots(const GemmCall& call, void* scratch) {
+  const DotsPlan plan(call);
+  char* const bands = static_cast<char*>(scratch) + plan.right_bytes;
+  for (std::int64_t col = 0; col < call.n(); col += plan.cols) {
+    workers_.run(dots_pack_tasks(call, plan, col),
+                 [&](std::int64_t i, int) { dots_pack(call, plan, col, i, scratch); });
+    workers_.run(plan.bands, [&](std::int64_t i, int worker) {
+      dots_band(call, plan, i * plan.band, col, scratch,
+                bands + plan.band_bytes() * static_cast<std::size_t>(worker));
+    });
+  }
 }
 
 }  // namespace strata::cpu

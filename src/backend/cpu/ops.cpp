@@ -45,8 +45,8 @@ std::size_t CpuOps::workspace_bytes(const Workload& w) const {
     const auto pairs = static_cast<std::size_t>(a.batch * a.key_value_heads);
     const auto tasks = std::min<std::size_t>(pairs, static_cast<std::size_t>(workers_.threads()));
     most = std::max(most, tasks * sizeof(float) *
-                              std::max(kernels::attention_forward_scratch_floats(a),
-                                       kernels::attention_backward_scratch_floats(a)));
+                              std::max(kernels::attention_forward_scratch_floats(a, w.compute),
+                                       kernels::attention_backward_scratch_floats(a, w.compute)));
   }
   most = std::max(most, norm_scratch_bytes(w.tokens, w.hidden));
   return std::max(most, embedding_scratch_bytes(w.tokens, w.hidden, workers_.threads()));

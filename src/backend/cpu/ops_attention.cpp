@@ -4,9 +4,10 @@
 // widened and packed once for the whole group. Scores of kQueries x kKeys are computed, turned into
 // probabilities (online softmax forward, from the saved log-sum-exp backward) and multiplied on; what the
 // causal mask hides is skipped, at the grain of a micro-kernel tile.
+//
+// bf16 on a CPU with bf16 dot products goes another way: ops_attention_dots-inl.h.
 #include <cmath>
 #include <limits>
-#include <type_traits>
 
 #include "backend/cpu/ops_kernels.h"
 #include "backend/cpu/ops_targets.h"
@@ -16,46 +17,13 @@
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
-#include "backend/cpu/ops_tile-inl.h"
+#include "backend/cpu/ops_attention-inl.h"
+#include "backend/cpu/ops_attention_dots-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace strata::cpu {
 namespace HWY_NAMESPACE {
 namespace {
-
-using std::size_t;
-
-// Multiples of kTileRows (6 or 12) and of tile_cols() (up to 32).
-constexpr size_t kQueries = 48, kKeys = 192;
-
-// Sizes of one call, in elements.
-struct Sizes {
-  explicit Sizes(const AttentionShape& s)
-      : sequence(static_cast<size_t>(s.sequence)),
-        head(static_cast<size_t>(s.head_size)),
-        head_padded(round_up(head, kMaxTileCols)),
-        keys_padded(round_up(sequence, round_up(kKeys, kMaxTileCols))),
-        group(static_cast<size_t>(s.query_heads / s.key_value_heads)),
-        scale(1.0f / std::sqrt(static_cast<float>(s.head_size))) {}
-  size_t sequence, head, head_padded, keys_padded, group;
-  float scale;
-};
-
-// Carves fp32 arrays out of the scratch, each on a cache line of its own.
-class Carver {
- public:
-  explicit Carver(float* at) : at_(at) {}
-  float* take(size_t floats) {
-    const size_t first = used_;
-    used_ += round_up(floats, 16);
-    return at_ != nullptr ? at_ + first : nullptr;
-  }
-  size_t used() const { return used_; }
-
- private:
-  float* at_;
-  size_t used_ = 0;
-};
 
 struct ForwardScratch {
   ForwardScratch(const Sizes& s, float* at) : carver(at) {
@@ -89,20 +57,6 @@ struct BackwardScratch {
       *dscores, *dqueries;
 };
 
-template <class T>
-struct Head {
-  T* data;
-  size_t stride;
-  T* row(size_t r) const { return data + r * stride; }
-};
-template <class T, class M>
-auto head_of(const M& x, std::int64_t first_row, std::int64_t head, const Sizes& s) {
-  using Pointer = std::conditional_t<std::is_same_v<M, Matrix>, T, const T>;
-  return Head<Pointer>{
-      static_cast<Pointer*>(x.data) + first_row * x.stride + head * static_cast<std::int64_t>(s.head),
-      static_cast<size_t>(x.stride)};
-}
-
 // Rows of x as the columns of B: panels over rows, depth = head size.
 template <class T>
 void pack_as_columns(const Head<const T>& x, size_t rows, size_t depth, float* to) {
@@ -126,17 +80,6 @@ void pack_as_rows(const Head<const T>& x, size_t first, size_t rows, size_t head
     pack_transposed(x.row(first + r), x.stride, std::min(kTileRows, rows - r), head, kTileRows, to);
   }
 }
-
-// A tile of queries against a tile of keys: query q0 + i may see keys k0 + j <= q0 + i.
-struct Tile {
-  size_t q0, queries, k0, keys;
-  // Keys of this tile that row i sees.
-  size_t visible(size_t i) const { return q0 + i < k0 ? 0 : std::min(keys, q0 + i - k0 + 1); }
-  // Keys of this tile that any of the kTileRows rows from i on sees.
-  size_t visible_block(size_t i) const { return visible(std::min(i + kTileRows, queries) - 1); }
-  // First row that sees key j of this tile.
-  size_t first_row(size_t j) const { return k0 + j > q0 ? k0 + j - q0 : 0; }
-};
 
 // scores (kQueries, kKeys) = rows (packed slivers) x keys (packed panels), where the mask lets any through.
 void score_tile(const Tile& tile, const float* rows, const float* keys, size_t head, float* scores) {
@@ -206,11 +149,6 @@ HWY_INLINE float exponentials(float* row, size_t count, size_t cover, float scal
   }
   for (; j < cover; j += n) hn::StoreU(hn::Zero(d), d, row + j);
   return sum_of_lanes(sum);
-}
-
-HWY_INLINE void scale_row(float* row, size_t count, float by) {
-  const VecF v = hn::Set(F32(), by);
-  for (size_t i = 0; i < count; i += lanes()) store(hn::Mul(load(row + i), v), row + i);
 }
 
 template <class T>
@@ -296,24 +234,6 @@ void probabilities_and_gradients(const Tile& tile, const float* lse, const float
 }
 
 template <class T>
-float dot(const T* a, const T* b, size_t count) {
-  VecF sum = hn::Zero(F32());
-  for_vectors(count,
-              [&](size_t i, size_t n) HWY_ATTR { sum = hn::MulAdd(load(a + i, n), load(b + i, n), sum); });
-  return sum_of_lanes(sum);
-}
-
-template <class T>
-void write_rows(const float* from, size_t from_stride, size_t rows, size_t head, const Head<T>& to,
-                size_t first) {
-  for (size_t r = 0; r < rows; ++r) {
-    T* row = to.row(first + r);
-    for_vectors(head,
-                [&](size_t c, size_t n) HWY_ATTR { store(load(from + r * from_stride + c), row + c, n); });
-  }
-}
-
-template <class T>
 void backward(const Sizes& s, Matrix dq, Matrix dk, Matrix dv, ConstMatrix dout, ConstMatrix out,
               const float* lse, ConstMatrix q, ConstMatrix k, ConstMatrix v, std::int64_t batch,
               std::int64_t kv_head, std::int64_t query_heads, float* at) {
@@ -365,22 +285,28 @@ void backward(const Sizes& s, Matrix dq, Matrix dk, Matrix dv, ConstMatrix dout,
 
 }  // namespace
 
-size_t ForwardFloats(const AttentionShape& shape) {
+size_t ForwardFloats(const AttentionShape& shape, DType type) {
+  if (use_dots(type)) return dots_forward_floats(Sizes(shape));
   return ForwardScratch(Sizes(shape), nullptr).carver.used();
 }
-size_t BackwardFloats(const AttentionShape& shape) {
+size_t BackwardFloats(const AttentionShape& shape, DType type) {
+  if (use_dots(type)) return dots_backward_floats(Sizes(shape));
   return BackwardScratch(Sizes(shape), nullptr).carver.used();
 }
 
 void AttentionForward(const AttentionShape& shape, Matrix out, float* lse, ConstMatrix q, ConstMatrix k,
                       ConstMatrix v, std::int64_t batch, std::int64_t kv_head, float* scratch) {
-  const auto call = q.dtype == DType::bf16 ? forward<bf16> : forward<float>;
+  const auto call = use_dots(q.dtype)        ? dots_forward
+                    : q.dtype == DType::bf16 ? forward<bf16>
+                                             : forward<float>;
   call(Sizes(shape), out, lse, q, k, v, batch, kv_head, shape.query_heads, scratch);
 }
 void AttentionBackward(const AttentionShape& shape, Matrix dq, Matrix dk, Matrix dv, ConstMatrix dout,
                        ConstMatrix out, const float* lse, ConstMatrix q, ConstMatrix k, ConstMatrix v,
                        std::int64_t batch, std::int64_t kv_head, float* scratch) {
-  const auto call = q.dtype == DType::bf16 ? backward<bf16> : backward<float>;
+  const auto call = use_dots(q.dtype)        ? dots_backward
+                    : q.dtype == DType::bf16 ? backward<bf16>
+                                             : backward<float>;
   call(Sizes(shape), dq, dk, dv, dout, out, lse, q, k, v, batch, kv_head, shape.query_heads, scratch);
 }
 
@@ -398,11 +324,11 @@ HWY_EXPORT(AttentionBackward);
 
 namespace kernels {
 
-std::size_t attention_forward_scratch_floats(const AttentionShape& shape) {
-  return HWY_DYNAMIC_DISPATCH(ForwardFloats)(shape);
+std::size_t attention_forward_scratch_floats(const AttentionShape& shape, DType type) {
+  return HWY_DYNAMIC_DISPATCH(ForwardFloats)(shape, type);
 }
-std::size_t attention_backward_scratch_floats(const AttentionShape& shape) {
-  return HWY_DYNAMIC_DISPATCH(BackwardFloats)(shape);
+std::size_t attention_backward_scratch_floats(const AttentionShape& shape, DType type) {
+  return HWY_DYNAMIC_DISPATCH(BackwardFloats)(shape, type);
 }
 void attention_forward(const AttentionShape& shape, Matrix out, float* lse, ConstMatrix q, ConstMatrix k,
                        ConstMatrix v, std::int64_t batch, std::int64_t key_value_head, float* scratch) {

@@ -7,6 +7,7 @@
 // rounds correctly, in an order that does not depend on the vector width: the same bits on every machine.
 // Norms, softmax, SwiGLU, attention and products use fused multiply-add where the CPU has it and sum in
 // as many lanes as a vector has, so they may differ in the last bits between machines, never between runs.
+// bf16 attention on a CPU with bf16 dot products rounds probabilities and score gradients to bf16 as well.
 #include <cstdint>
 
 #include "backend/ops.h"
@@ -33,8 +34,8 @@ void gather_sum(void* to, DType to_dtype, ConstMatrix from, const std::int64_t* 
                 bool accumulate, float* row_scratch);
 
 // ---- attention, all query heads of one (batch, key/value head) pair
-std::size_t attention_forward_scratch_floats(const AttentionShape& shape);
-std::size_t attention_backward_scratch_floats(const AttentionShape& shape);
+std::size_t attention_forward_scratch_floats(const AttentionShape& shape, DType type);
+std::size_t attention_backward_scratch_floats(const AttentionShape& shape, DType type);
 void attention_forward(const AttentionShape& shape, Matrix out, float* lse, ConstMatrix q, ConstMatrix k,
                        ConstMatrix v, std::int64_t batch, std::int64_t key_value_head, float* scratch);
 void attention_backward(const AttentionShape& shape, Matrix dq, Matrix dk, Matrix dv, ConstMatrix dout,

@@ -208,7 +208,7 @@ void CpuOps::attention_forward(Stream& stream, const AttentionShape& shape, Matr
   check.dtype("out", out.dtype, q.dtype);
   check.present("lse", lse);
   const std::int64_t tasks = shape.batch * shape.key_value_heads;
-  const std::size_t share = kernels::attention_forward_scratch_floats(shape);
+  const std::size_t share = kernels::attention_forward_scratch_floats(shape, q.dtype);
   const auto shares = static_cast<std::size_t>(std::min<std::int64_t>(tasks, workers_.threads()));
   const ScratchBuffer scratch = scratch_.at_least(stream, shares * share * sizeof(float));
   cpu_stream(stream).run([=, this] {
@@ -235,7 +235,7 @@ void CpuOps::attention_backward(Stream& stream, const AttentionShape& shape, Mat
   }
   check.present("lse", lse);
   const std::int64_t tasks = shape.batch * shape.key_value_heads;
-  const std::size_t share = kernels::attention_backward_scratch_floats(shape);
+  const std::size_t share = kernels::attention_backward_scratch_floats(shape, q.dtype);
   const auto shares = static_cast<std::size_t>(std::min<std::int64_t>(tasks, workers_.threads()));
   const ScratchBuffer scratch = scratch_.at_least(stream, shares * share * sizeof(float));
   cpu_stream(stream).run([=, this] {

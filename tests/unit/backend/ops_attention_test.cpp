@@ -74,6 +74,19 @@ TEST_CASE("attention agrees with the reference at awkward lengths") {
   check_attention(type, {1, 1000, 1, 1, 64}, 1, 1);
 }
 
+TEST_CASE("attention agrees with the reference on every instruction set") {
+  int sets = 0;
+  for_each_instruction_set([&](const char* name) {
+    CAPTURE(name);
+    ++sets;
+    for (const DType type : {DType::f32, DType::bf16}) {
+      check_attention(type, {1, 101, 2, 1, 34}, 1, 1);
+      check_attention(type, {2, 250, 4, 2, 64}, 1, 2);
+    }
+  });
+  CHECK(sets > 0);
+}
+
 TEST_CASE("attention survives scores of hundreds and almost none") {
   check_attention(DType::f32, {1, 300, 2, 2, 64}, 6, 1);
   check_attention(DType::f32, {1, 300, 2, 2, 64}, 1e-4, 1);

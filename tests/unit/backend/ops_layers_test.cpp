@@ -1,3 +1,4 @@
+#include "backend/cpu/gemm_dots.h"
 #include "base/error.h"
 #include "tests/support/catch.h"
 #include "tests/support/ops_fixture.h"
@@ -48,8 +49,29 @@ TEST_CASE("linear layers agree with the reference on every path") {
       check_linear(GemmPath::matmul, DType::f32, DType::f32, s[0], s[1], s[2], accumulate);
       if (cpu::cpu_has_bf16())
         check_linear(GemmPath::matmul, DType::bf16, DType::bf16, s[0], s[1], s[2], accumulate);
+      if (cpu::cpu_has_bf16_dots()) {
+        check_linear(GemmPath::dots, DType::bf16, DType::bf16, s[0], s[1], s[2], accumulate);
+        check_linear(GemmPath::dots, DType::bf16, DType::f32, s[0], s[1], s[2], accumulate);
+      }
     }
   }
+}
+
+TEST_CASE("linear layers agree with the reference on every instruction set") {
+  for_each_instruction_set([&](const char* name) {
+    CAPTURE(name);
+    for (const GemmPath path : {GemmPath::automatic, GemmPath::packed}) {
+      check_linear(path, DType::bf16, DType::f32, 67, 80, 45, true);
+      check_linear(path, DType::bf16, DType::bf16, 35, 1090, 33, false);
+    }
+  });
+}
+
+TEST_CASE("products on bf16 dots agree with the reference when their operands are cut") {
+  if (!cpu::cpu_has_bf16_dots()) return;
+  // Several bands; several depths; a stride that would share cache lines; several blocks of columns.
+  const int sizes[][3] = {{1100, 512, 70}, {25, 1500, 40}, {30, 2048, 24}, {20, 9000, 300}};
+  for (const auto& s : sizes) check_linear(GemmPath::dots, DType::bf16, DType::f32, s[0], s[1], s[2], true);
 }
 
 TEST_CASE("products do not depend on the number of threads and repeat bit for bit") {
