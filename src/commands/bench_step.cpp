@@ -264,8 +264,9 @@ class Products {
 nlohmann::json report(const BenchStepArguments& arguments, const Config& config, Step& step,
                       const Products& products, const std::vector<Step::Times>& times) {
   auto all = [&](double Step::Times::*part) {
-    std::vector<double> values;
-    for (const Step::Times& t : times) values.push_back(t.*part);
+    std::vector<double> values(times.size());
+    std::transform(times.begin(), times.end(), values.begin(),
+                   [part](const Step::Times& t) { return t.*part; });
     return values;
   };
   const std::string& model = arguments.config.empty() ? arguments.preset : arguments.config;
@@ -281,26 +282,26 @@ nlohmann::json report(const BenchStepArguments& arguments, const Config& config,
     gemm_seconds += s.seconds, work += s.gflops * s.seconds;
     by_shape[s.name] = s.gflops;
   }
-  const nlohmann::json result = {{"program", "strata"},
-                                 {"model", model},
-                                 {"parameters", step.parameters()},
-                                 {"precision", config.precision},
-                                 {"threads", config.threads},
-                                 {"batch", config.data.batch_size},
-                                 {"sequence", config.data.sequence_length},
-                                 {"micro_steps", step.micro_steps()},
-                                 {"tokens_per_second", static_cast<double>(step.tokens()) / seconds},
-                                 {"gemm_gflops", work / gemm_seconds},
-                                 {"gemm_share", gemm_seconds / seconds},
-                                 {"gemm_seconds_per_step", gemm_seconds},
-                                 {"gemm_gflops_by_shape", by_shape},
-                                 {"clock", arguments.clock},
-                                 {"step_seconds", by_step},
-                                 {"forward_seconds", median(all(&Step::Times::forward))},
-                                 {"backward_seconds", median(all(&Step::Times::backward))},
-                                 {"optimizer_seconds", median(all(&Step::Times::optimizer))},
-                                 {"cpu_share", cpu / wall / config.threads},
-                                 {"loss", step.loss()}};
+  nlohmann::json result = {{"program", "strata"},
+                           {"model", model},
+                           {"parameters", step.parameters()},
+                           {"precision", config.precision},
+                           {"threads", config.threads},
+                           {"batch", config.data.batch_size},
+                           {"sequence", config.data.sequence_length},
+                           {"micro_steps", step.micro_steps()},
+                           {"tokens_per_second", static_cast<double>(step.tokens()) / seconds},
+                           {"gemm_gflops", work / gemm_seconds},
+                           {"gemm_share", gemm_seconds / seconds},
+                           {"gemm_seconds_per_step", gemm_seconds},
+                           {"gemm_gflops_by_shape", by_shape},
+                           {"clock", arguments.clock},
+                           {"step_seconds", by_step},
+                           {"forward_seconds", median(all(&Step::Times::forward))},
+                           {"backward_seconds", median(all(&Step::Times::backward))},
+                           {"optimizer_seconds", median(all(&Step::Times::optimizer))},
+                           {"cpu_share", cpu / wall / config.threads},
+                           {"loss", step.loss()}};
   fmt::print("{}: {} parameters, {}, {} thread(s), {} x {} x {} tokens a step\n", model, step.parameters(),
              config.precision, config.threads, step.micro_steps(), config.data.batch_size,
              config.data.sequence_length);
