@@ -59,6 +59,7 @@ class Tensor {
     return true;
   }
   const std::vector<unsigned char>& bytes() const { return bytes_; }
+  void set_bytes(std::vector<unsigned char> bytes) { bytes_ = std::move(bytes); }
 
  private:
   static constexpr double kSentinel = -12288;
