@@ -307,7 +307,7 @@ def main() -> int:
     parser.add_argument("--launches", type=Path)
     pages.add_arguments(parser)
     parser.add_argument("reports", type=Path, nargs="*")
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()  # reports may follow options
     try:
         if arguments.command == "markdown":
             table = markdown(read_table(arguments.table))

@@ -105,6 +105,34 @@ class Gate(unittest.TestCase):
             gate.updated({KEY: kernel()}, {})
 
 
+class CommandLine(unittest.TestCase):
+    def run_gate(self, *arguments):
+        command = [sys.executable, gate.__file__, *map(str, arguments)]
+        return subprocess.run(command, capture_output=True, text=True)
+
+    def test_check_says_what_is_wrong_and_how_many_kernels_there_are(self):
+        with tempfile.TemporaryDirectory() as folder:
+            table, report = Path(folder) / "budget.csv", Path(folder) / "copies.ptxas"
+            text = REPORT[: REPORT.index("ptxas info    : Compile time")]
+            report.write_text("".join(text.replace("sm_80", a) for a in gate.ARCHITECTURES))
+            found = gate.read_reports([report])
+            for kernel in found.values():
+                kernel.threads = 256
+            gate.write_table(table, {key: gate.budget_of(*key, kernel) for key, kernel in found.items()})
+            good = self.run_gate("check", "--table", table, report)
+            self.assertEqual((good.returncode, "1 kernels" in good.stdout), (0, True), good)
+            report.write_text(report.read_text().replace("Used 12", "Used 17"))
+            bad = self.run_gate("check", "--table", table, report)
+            self.assertEqual((bad.returncode, bad.stdout.count("17 registers, its budget is 16")), (1, 3), bad)
+
+    def test_without_reports_it_is_skipped_in_plain_words(self):
+        with tempfile.TemporaryDirectory() as folder:
+            table = Path(folder) / "budget.csv"
+            gate.write_table(table, {})
+            done = self.run_gate("check", "--table", table)
+            self.assertEqual((done.returncode, "skipped" in done.stdout), (77, True), done)
+
+
 class Residency(unittest.TestCase):
     def test_by_hand(self):
         # sm_80: 128 registers x 32 = 4096 a warp, 4 of them in a quarter's 16384: 16 warps, so two blocks of 256 threads.
@@ -136,8 +164,10 @@ class Residency(unittest.TestCase):
 
 
 class Committed(unittest.TestCase):
-    def test_the_table_can_be_read_and_every_kernel_fits(self):
-        for budget in gate.read_table(Path(__file__).resolve().parent / "budget.csv").values():
+    TABLE = gate.read_table(Path(__file__).resolve().parent / "budget.csv")
+
+    def test_no_kernel_has_a_stack_and_every_one_fits(self):
+        for budget in self.TABLE.values():
             self.assertEqual(budget.stack, 0, budget)
             self.assertGreaterEqual(budget.blocks["sm_90"], 1, budget)
 

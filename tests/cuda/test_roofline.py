@@ -2,6 +2,7 @@
 
 import sys
 import unittest
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts" / "bench"))
@@ -55,6 +56,7 @@ class Operations(unittest.TestCase):
         forward, backward = attention(SMALL)
         # A head's causal product: 2 x 4 x 4 / 2 x 4 = 64 FLOPs; 2 sequences x 2 heads x 2 or 5 products.
         self.assertEqual((forward.flops, backward.flops), (4 * 2 * 64, 4 * 5 * 64))
+        self.assertEqual(attention(replace(SMALL, backward_products=7))[1].flops, 4 * 7 * 64)
         # q, out 8 x 8, k, v 8 x 4 of 2 bytes; 16 rows of lse.
         self.assertEqual(forward.bytes, 2 * 128 + 2 * 64 + 64)
         self.assertEqual(backward.bytes, 4 * 128 + 4 * 64 + 3 * 64)

@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Makes tests/cuda/budget.csv and its table in docs/kernels.md anew, from what ptxas says of the kernels now and from the
+# launches of the emulated tests. Read the difference before committing it: it is what the gate will hold kernels to.
+source "$(dirname "${BASH_SOURCE[0]}")/lib/common.sh"
+folder="$ROOT/build/default"
+launches="$folder/launches.txt"
+table="$ROOT/tests/cuda/budget.csv"
+"$ROOT/scripts/cuda_headers.sh"
+cmake --preset default -S "$ROOT" >/dev/null
+programs=$(ninja -C "$folder" -t targets all | grep -oE '^kernels_[a-z]+_plain' | sort -u)
+# shellcheck disable=SC2086
+cmake --build "$folder" --parallel "$(nproc)" --target strata_kernels_device $programs
+rm -f "$launches"
+for program in $programs; do
+  STRATA_KERNEL_TESTS_ONE_SCHEDULE=1 STRATA_EMULATION_LAUNCH_LOG="$launches" "$folder/tests/kernels/$program" >/dev/null ||
+    die "$program fails -> mend the kernels first"
+done
+mapfile -t reports < <(find "$folder/cuda" -path '*strata_kernels_device/*.ptxas')
+gate="$ROOT/tests/cuda/ptxas_gate.py"
+python3 "$gate" update --table "$table" --launches "$launches" "${reports[@]}"
+python3 "$gate" check --table "$table" --launches "$launches" "${reports[@]}"
+python3 "$gate" markdown --table "$table" --write "$ROOT/docs/kernels.md"
+git -C "$ROOT" diff --stat -- tests/cuda/budget.csv docs/kernels.md
