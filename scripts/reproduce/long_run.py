@@ -127,7 +127,8 @@ def main() -> None:
         f"Made by `scripts/reproduce/long_run.sh`: {steps:,} steps, {tokens:,} tokens of Italian text "
         f"({arguments.epochs} epochs), {RANKS} ranks with {BATCH} sequence of {SEQUENCE} tokens each a step, a Llama of "
         "about 3 M parameters, bf16 with fp32 weights, one seed, learning rate 3e-3 for every run. Validation "
-        "perplexity of the averaged model, on the whole validation split:",
+        "perplexity on the whole validation split: after the last step that of the averaged model, before it the mean "
+        "over groups unless the step aggregated:",
         "",
         *table(results),
         "",

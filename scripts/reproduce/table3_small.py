@@ -15,6 +15,7 @@ from runs import Mesh, Metrics
 
 STEPS = 64
 EVERY = 8
+NO_DIFFERENCE = 0.002  # ratios of perplexity nearer to 1 than this are called equal
 MESHES = [
     Mesh("FSDP", 1, 1, 16),
     Mesh("HSDP", 1, 4, 4),
@@ -133,30 +134,30 @@ def order(values: dict[str, float]) -> str:
     return " < ".join(sorted(values, key=values.__getitem__))
 
 
-def separated(a: list[float], b: list[float]) -> bool:
-    return max(a) < min(b) or max(b) < min(a)
-
-
 def ordering(results: dict[str, list[Metrics]]) -> list[str]:
-    """Where this experiment's order of evaluation perplexities differs from the paper's, pair by pair."""
-    here = {name: [eval_perplexity(m) for m in of] for name, of in results.items()}
+    """Where this experiment's order of evaluation perplexities differs from the paper's, pair by pair and seed by seed."""
+    here = {name: np.array([eval_perplexity(m) for m in of]) for name, of in results.items()}
     paper = {name: PAPER[name]["eval"] for name in here}
     lines = [
-        f"Order of evaluation perplexity here: {order({n: float(np.mean(v)) for n, v in here.items()})}; "
-        f"in the paper: {order(paper)}.",
+        f"Order of evaluation perplexity here: {order({n: float(v.mean()) for n, v in here.items()})}; "
+        f"in the paper: {order(paper)}. Pair by pair, with the range of the ratio over the seeds:",
         "",
     ]
     names = list(here)
     for i, a in enumerate(names):
         for b in names[i + 1 :]:
             low, high = (a, b) if paper[a] < paper[b] else (b, a)
-            if not separated(here[low], here[high]):
-                verdict = "here their ranges over the seeds overlap: no order is shown"
-            elif np.mean(here[low]) < np.mean(here[high]):
-                verdict = f"the same here, by {np.mean(here[high]) / np.mean(here[low]):.3f}"
+            ratio = here[high] / here[low]
+            if ratio.min() > 1 + NO_DIFFERENCE:
+                verdict = "the same order here"
+            elif ratio.max() < 1 - NO_DIFFERENCE:
+                verdict = "**the other way round here**"
             else:
-                verdict = f"**the other way round here**, by {np.mean(here[low]) / np.mean(here[high]):.3f}"
-            lines.append(f"- {low} below {high} in the paper (by {paper[high] / paper[low]:.2f}): {verdict}.")
+                verdict = "**no difference shown here**"
+            lines.append(
+                f"- {high} / {low}: {paper[high] / paper[low]:.2f} in the paper, {ratio.min():.4f} to {ratio.max():.4f} "
+                f"here: {verdict}."
+            )
     return lines
 
 
@@ -206,7 +207,8 @@ def draw(all_results: dict[str, dict[str, list[Metrics]]], out: pathlib.Path) ->
     for panel, key in zip(axes, ("pure", "master")):
         for index, mesh in enumerate(MESHES):
             curves = np.array([m.perplexity_rank_mean for m in all_results[key][mesh.name]])
-            panel.plot(steps, curves.mean(axis=0), color=f"C{index}", label=f"{mesh.name} {mesh}")
+            style = "--" if mesh.name == "HSDP" else "-"  # it lies on FSDP's curve
+            panel.plot(steps, curves.mean(axis=0), color=f"C{index}", linestyle=style, label=f"{mesh.name} {mesh}")
             panel.fill_between(steps, curves.min(axis=0), curves.max(axis=0), color=f"C{index}", alpha=0.2)
         if key == "pure":
             curves = np.array([m.perplexity_rank_mean for m in all_results["pure512"]["FSDP"]])
@@ -246,7 +248,19 @@ def report(all_results: dict[str, dict[str, list[Metrics]]], seeds: list[int]) -
         text += [f"## {case.title}", "", *table(results), ""]
         if len(results) == len(MESHES):
             text += [*ordering(results), ""]
-    text += ["## Precision and group batch told apart", "", *precision_effect(all_results), ""]
+    text += [
+        "## Precision and group batch told apart",
+        "",
+        *precision_effect(all_results),
+        "",
+        "The paper explains its order by the groups' smaller batch (1024 sequences against 64 and 8). Here the largest "
+        "batch is 32, far below the size at which a larger batch stops helping this model, and 64 steps leave every run "
+        "in its first descent, so what the groups lose by noisier gradients and by averaging every 8 steps shows alone. "
+        "This experiment therefore neither confirms nor refutes the paper's explanation at its scale; that HSDP equals "
+        "FSDP but for rounding, it does show: the paper's factor of 2.35 between them is not a property of the "
+        "arithmetic at this size.",
+        "",
+    ]
     text += [
         "## Time",
         "",
