@@ -18,7 +18,7 @@ std::vector<std::string> shards_of(const std::string& folder) {
   std::vector<std::string> shards;
   std::error_code error;
   for (const fs::directory_entry& entry : fs::directory_iterator(folder, error)) {
-    const fs::path path = entry.path();
+    const fs::path& path = entry.path();
     if (path.extension() == ".bin") shards.push_back(path.string());
     if (path.extension() == ".idx" && !fs::exists(fs::path(path).replace_extension(".bin"))) {
       shards.push_back(path.string());
