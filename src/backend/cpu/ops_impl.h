@@ -6,10 +6,10 @@
 #include <cstring>
 
 #include "backend/cpu/ops.h"
-#include "backend/cpu/ops_check.h"
 #include "backend/cpu/ops_kernels.h"
-#include "backend/cpu/ops_scratch.h"
 #include "backend/cpu/ops_workers.h"
+#include "backend/ops_check.h"
+#include "backend/ops_scratch.h"
 
 namespace strata::cpu {
 

@@ -35,42 +35,24 @@ void CpuOps::product(Stream& stream, const GemmCall& call) {
 }
 
 void CpuOps::linear_forward(Stream& stream, Matrix y, ConstMatrix x, ConstMatrix w) {
-  const Check check("linear_forward");
-  check.matrix("x", x, x.rows, x.cols);
-  check.matrix("w", w, w.rows, x.cols);
-  check.matrix("y", y, x.rows, w.rows);
-  check.dtype("w", w.dtype, x.dtype);
-  check.dtype("y", y.dtype, x.dtype);
+  checks::linear_forward(y, x, w);
   product(stream, {.c = y, .a = x, .b = w, .transpose_b = true});
 }
 
 void CpuOps::linear_backward_input(Stream& stream, Matrix dx, ConstMatrix dy, ConstMatrix w,
                                    bool accumulate) {
-  const Check check("linear_backward_input");
-  check.matrix("dy", dy, dy.rows, dy.cols);
-  check.matrix("w", w, dy.cols, w.cols);
-  check.matrix("dx", dx, dy.rows, w.cols);
-  check.dtype("w", w.dtype, dy.dtype);
-  check.dtype("dx", dx.dtype, dy.dtype);
+  checks::linear_backward_input(dx, dy, w);
   product(stream, {.c = dx, .a = dy, .b = w, .accumulate = accumulate});
 }
 
 void CpuOps::linear_backward_weight(Stream& stream, Matrix dw, ConstMatrix dy, ConstMatrix x,
                                     bool accumulate) {
-  const Check check("linear_backward_weight");
-  check.matrix("dy", dy, dy.rows, dy.cols);
-  check.matrix("x", x, dy.rows, x.cols);
-  check.matrix("dw", dw, dy.cols, x.cols);
-  check.dtype("x", x.dtype, dy.dtype);
+  checks::linear_backward_weight(dw, dy, x);
   product(stream, {.c = dw, .a = dy, .b = x, .transpose_a = true, .accumulate = accumulate});
 }
 
 void CpuOps::embedding_forward(Stream& stream, Matrix out, ConstMatrix table, const std::int32_t* tokens) {
-  const Check check("embedding_forward");
-  check.matrix("table", table, table.rows, table.cols);
-  check.matrix("out", out, out.rows, table.cols);
-  check.dtype("out", out.dtype, table.dtype);
-  check.present("tokens", tokens);
+  checks::embedding_forward(out, table, tokens);
   enqueue_ranges(stream, out.rows, kRowGrain, [out, table, tokens](std::int64_t begin, std::int64_t end) {
     for (std::int64_t r = begin; r < end; ++r) {
       const std::int32_t id = tokens[r];
@@ -84,10 +66,7 @@ void CpuOps::embedding_forward(Stream& stream, Matrix out, ConstMatrix table, co
 // independent. Sorting (token, position) pairs finds them without a table of the vocabulary's size.
 void CpuOps::embedding_backward(Stream& stream, Matrix dtable, ConstMatrix dout, const std::int32_t* tokens,
                                 bool accumulate) {
-  const Check check("embedding_backward");
-  check.matrix("dout", dout, dout.rows, dout.cols);
-  check.matrix("dtable", dtable, dtable.rows, dout.cols);
-  check.present("tokens", tokens);
+  checks::embedding_backward(dtable, dout, tokens);
   const ScratchBuffer scratch =
       scratch_.at_least(stream, embedding_scratch_bytes(dout.rows, dout.cols, workers_.threads()));
   cpu_stream(stream).run([=, this] {
@@ -125,18 +104,7 @@ void CpuOps::embedding_backward(Stream& stream, Matrix dtable, ConstMatrix dout,
 
 void CpuOps::rmsnorm_forward(Stream& stream, Matrix y, float* rstd, Matrix sum, ConstMatrix x,
                              ConstMatrix residual, ConstFlat weight, float eps) {
-  const Check check("rmsnorm_forward");
-  check.matrix("x", x, x.rows, x.cols);
-  check.matrix("y", y, x.rows, x.cols);
-  check.dtype("y", y.dtype, x.dtype);
-  check.flat("weight", weight, x.cols);
-  check.dtype("weight", weight.dtype, x.dtype);
-  check.present("rstd", rstd);
-  if (sum) check.matrix("sum", sum, x.rows, x.cols), check.dtype("sum", sum.dtype, x.dtype);
-  if (residual) {
-    check.matrix("residual", residual, x.rows, x.cols);
-    check.dtype("residual", residual.dtype, x.dtype);
-  }
+  checks::rmsnorm_forward(y, rstd, sum, x, residual, weight);
   enqueue_ranges(stream, x.rows, kRowGrain, [=](std::int64_t begin, std::int64_t end) {
     kernels::rmsnorm_forward(y, rstd, sum, x, residual, weight, eps, begin, end);
   });
@@ -144,20 +112,7 @@ void CpuOps::rmsnorm_forward(Stream& stream, Matrix y, float* rstd, Matrix sum, 
 
 void CpuOps::rmsnorm_backward(Stream& stream, Matrix dx, Flat dweight, ConstMatrix dy, ConstMatrix dresidual,
                               ConstMatrix h, ConstFlat weight, const float* rstd, bool accumulate_dweight) {
-  const Check check("rmsnorm_backward");
-  check.matrix("h", h, h.rows, h.cols);
-  check.matrix("dy", dy, h.rows, h.cols);
-  check.matrix("dx", dx, h.rows, h.cols);
-  check.dtype("dy", dy.dtype, h.dtype);
-  check.dtype("dx", dx.dtype, h.dtype);
-  check.flat("weight", weight, h.cols);
-  check.dtype("weight", weight.dtype, h.dtype);
-  check.flat("dweight", dweight, h.cols);
-  check.present("rstd", rstd);
-  if (dresidual) {
-    check.matrix("dresidual", dresidual, h.rows, h.cols);
-    check.dtype("dresidual", dresidual.dtype, h.dtype);
-  }
+  checks::rmsnorm_backward(dx, dweight, dy, dresidual, h, weight, rstd);
   const ScratchBuffer scratch = scratch_.at_least(stream, norm_scratch_bytes(h.rows, h.cols));
   cpu_stream(stream).run([=, this] {
     auto* partial = scratch->as<float>();
@@ -173,40 +128,15 @@ void CpuOps::rmsnorm_backward(Stream& stream, Matrix dx, Flat dweight, ConstMatr
 
 void CpuOps::rope(Stream& stream, Matrix x, std::int64_t head_size, std::int64_t sequence,
                   const float* cosine, const float* sine, bool inverse) {
-  const Check check("rope");
-  check.matrix("x", x, x.rows, x.cols);
-  check.that(head_size > 0 && head_size % 2 == 0 && x.cols % head_size == 0,
-             "the head size is odd or does not divide the columns of x");
-  check.that(sequence > 0, "the sequence is empty");
-  check.present("cosine", cosine);
-  check.present("sine", sine);
+  checks::rope(x, head_size, sequence, cosine, sine);
   enqueue_ranges(stream, x.rows, kRowGrain, [=](std::int64_t begin, std::int64_t end) {
     kernels::rope(x, head_size, sequence, cosine, sine, inverse, begin, end);
   });
 }
 
-static void check_attention(const Check& check, const AttentionShape& s, const ConstMatrix& q,
-                            const ConstMatrix& k, const ConstMatrix& v) {
-  check.that(s.batch > 0 && s.sequence > 0 && s.query_heads > 0 && s.key_value_heads > 0,
-             "the shape is empty");
-  check.that(s.query_heads % s.key_value_heads == 0, "query heads are not a multiple of key/value heads");
-  check.that(s.head_size >= 2 && s.head_size <= 256 && s.head_size % 2 == 0,
-             "the head size is not even in [2, 256]");
-  const std::int64_t n = s.batch * s.sequence;
-  check.matrix("q", q, n, s.query_heads * s.head_size);
-  check.matrix("k", k, n, s.key_value_heads * s.head_size);
-  check.matrix("v", v, n, s.key_value_heads * s.head_size);
-  check.dtype("k", k.dtype, q.dtype);
-  check.dtype("v", v.dtype, q.dtype);
-}
-
 void CpuOps::attention_forward(Stream& stream, const AttentionShape& shape, Matrix out, float* lse,
                                ConstMatrix q, ConstMatrix k, ConstMatrix v) {
-  const Check check("attention_forward");
-  check_attention(check, shape, q, k, v);
-  check.matrix("out", out, q.rows, q.cols);
-  check.dtype("out", out.dtype, q.dtype);
-  check.present("lse", lse);
+  checks::attention_forward(shape, out, lse, q, k, v);
   const std::int64_t tasks = shape.batch * shape.key_value_heads;
   const std::size_t share = kernels::attention_forward_scratch_floats(shape, q.dtype);
   const auto shares = static_cast<std::size_t>(std::min<std::int64_t>(tasks, workers_.threads()));
@@ -223,17 +153,7 @@ void CpuOps::attention_forward(Stream& stream, const AttentionShape& shape, Matr
 void CpuOps::attention_backward(Stream& stream, const AttentionShape& shape, Matrix dq, Matrix dk, Matrix dv,
                                 ConstMatrix dout, ConstMatrix out, const float* lse, ConstMatrix q,
                                 ConstMatrix k, ConstMatrix v) {
-  const Check check("attention_backward");
-  check_attention(check, shape, q, k, v);
-  check.matrix("out", out, q.rows, q.cols);
-  check.matrix("dout", dout, q.rows, q.cols);
-  check.matrix("dq", dq, q.rows, q.cols);
-  check.matrix("dk", dk, k.rows, k.cols);
-  check.matrix("dv", dv, v.rows, v.cols);
-  for (const DType type : {out.dtype, dout.dtype, dq.dtype, dk.dtype, dv.dtype}) {
-    check.dtype("a gradient or the output", type, q.dtype);
-  }
-  check.present("lse", lse);
+  checks::attention_backward(shape, dq, dk, dv, dout, out, lse, q, k, v);
   const std::int64_t tasks = shape.batch * shape.key_value_heads;
   const std::size_t share = kernels::attention_backward_scratch_floats(shape, q.dtype);
   const auto shares = static_cast<std::size_t>(std::min<std::int64_t>(tasks, workers_.threads()));
@@ -248,22 +168,14 @@ void CpuOps::attention_backward(Stream& stream, const AttentionShape& shape, Mat
 }
 
 void CpuOps::swiglu_forward(Stream& stream, Matrix out, ConstMatrix gate_up) {
-  const Check check("swiglu_forward");
-  check.matrix("out", out, out.rows, out.cols);
-  check.matrix("gate_up", gate_up, out.rows, 2 * out.cols);
-  check.dtype("gate_up", gate_up.dtype, out.dtype);
+  checks::swiglu_forward(out, gate_up);
   enqueue_ranges(stream, out.rows, kRowGrain, [=](std::int64_t begin, std::int64_t end) {
     kernels::swiglu_forward(out, gate_up, begin, end);
   });
 }
 
 void CpuOps::swiglu_backward(Stream& stream, Matrix dgate_up, ConstMatrix dout, ConstMatrix gate_up) {
-  const Check check("swiglu_backward");
-  check.matrix("dout", dout, dout.rows, dout.cols);
-  check.matrix("gate_up", gate_up, dout.rows, 2 * dout.cols);
-  check.matrix("dgate_up", dgate_up, dout.rows, 2 * dout.cols);
-  check.dtype("gate_up", gate_up.dtype, dout.dtype);
-  check.dtype("dgate_up", dgate_up.dtype, dout.dtype);
+  checks::swiglu_backward(dgate_up, dout, gate_up);
   enqueue_ranges(stream, dout.rows, kRowGrain, [=](std::int64_t begin, std::int64_t end) {
     kernels::swiglu_backward(dgate_up, dout, gate_up, begin, end);
   });
@@ -271,11 +183,7 @@ void CpuOps::swiglu_backward(Stream& stream, Matrix dgate_up, ConstMatrix dout, 
 
 void CpuOps::cross_entropy(Stream& stream, Matrix logits, float* losses, const std::int32_t* targets,
                            bool write_gradient) {
-  const Check check("cross_entropy");
-  check.matrix("logits", logits, logits.rows, logits.cols);
-  check.that(logits.cols > 0, "the vocabulary is empty");
-  check.present("losses", losses);
-  check.present("targets", targets);
+  checks::cross_entropy(logits, losses, targets);
   enqueue_ranges(stream, logits.rows, 8, [=](std::int64_t begin, std::int64_t end) {
     for (std::int64_t r = begin; r < end; ++r) {
       if (targets[r] >= logits.cols) bad_token("cross_entropy", r, targets[r], logits.cols);

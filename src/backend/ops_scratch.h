@@ -7,7 +7,7 @@
 
 #include "backend/device.h"
 
-namespace strata::cpu {
+namespace strata {
 
 using ScratchBuffer = std::shared_ptr<Buffer>;
 
@@ -29,4 +29,4 @@ class Scratch {
   std::map<const Stream*, ScratchBuffer> buffers_;
 };
 
-}  // namespace strata::cpu
+}  // namespace strata
