@@ -28,6 +28,9 @@ say "build"
 build default
 export PYTHON
 run_ctest() { (cd "$ROOT" && ctest --preset default --parallel "$1" "${@:2}"); }
+# Emulated kernel tests log what they launch.
+export STRATA_EMULATION_LAUNCH_LOG="$ROOT/build/launches.txt"
+rm -f "$STRATA_EMULATION_LAUNCH_LOG"
 
 stage "formatting" "$ROOT/scripts/format.sh" --check
 if [ $fast = 1 ]; then
@@ -36,6 +39,7 @@ if [ $fast = 1 ]; then
 else
   stage "unit tests" run_ctest "$(nproc)" -LE "mpi|serial"
   stage "tests on several ranks" run_ctest 1 -L "mpi|serial"
+  stage "every kernel is launched as its budget says" "$ROOT/scripts/ptxas_budget.sh" --check
   stage "fuzzing" "$ROOT/scripts/fuzz.sh" 60
 fi
 stage "data tools" "$ROOT/tests/data_tools/run.sh"

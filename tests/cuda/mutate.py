@@ -6,7 +6,7 @@ emulated kernel tests concerned are built there and run in every mode. It fails 
 not apply or compile, and where the tree without a fault fails.
 
     mutate.py                 every fault; --write docs/mutations.md keeps the table
-    mutate.py --sample        the few that scripts/test.sh runs
+    mutate.py --sample        a few that are cheap
     mutate.py --only NAME ... these
 
 An interrupted run goes on where it stopped, as long as the tree and the list stay as they are.

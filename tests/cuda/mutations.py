@@ -15,7 +15,7 @@ class Mutation:
     new: str
     program: str
     tests: str
-    sample: bool = False  # one of the few that scripts/test.sh plants
+    sample: bool = False  # one of the few of mutate.py --sample
 
 
 def kernel(file: str, program: str, tests: str):
