@@ -6,6 +6,7 @@
 #include "base/log.h"
 #include "commands/bench.h"
 #include "commands/commands.h"
+#include "commands/model.h"
 
 namespace {
 
@@ -43,6 +44,7 @@ int main(int argc, char** argv) {
       app.add_subcommand("config-reference", "print all configuration keys as Markdown");
   std::function<ExitCode()> chosen;  // by subcommands that bring their own options
   strata::add_bench_commands(app, chosen);
+  strata::add_model_commands(app, chosen);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {

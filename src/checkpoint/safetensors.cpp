@@ -96,8 +96,8 @@ DType parse_dtype(const std::filesystem::path& path, const std::string& tensor, 
     if (name == d.name) return d.dtype;
   }
   throw DataError(
-      fmt::format("{}: at byte {}: tensor '{}' has dtype {}, read are F32, BF16, F64, I32, I64 and "
-                  "I8 -> convert the file",
+      fmt::format("{}: at byte {}: tensor '{}' has dtype {}, read are F32, BF16, F16, F64, I32, "
+                  "I64 and I8 -> convert the file",
                   path.string(), kLengthBytes, tensor, name));
 }
 
@@ -106,8 +106,11 @@ SafetensorsEntry parse_entry(const std::filesystem::path& path, const std::strin
   if (!value.is_object()) fail(path, kLengthBytes, fmt::format("tensor '{}' is not a JSON object", name));
   SafetensorsEntry entry;
   entry.name = name;
-  entry.dtype = parse_dtype(path, name, member(path, name, value, "dtype", json::value_t::string));
-  std::uint64_t bytes = size_of(entry.dtype);
+  const std::string type = member(path, name, value, "dtype", json::value_t::string);
+  entry.half = type == "F16";
+  entry.dtype = entry.half ? DType::i8 : parse_dtype(path, name, type);
+  const std::uint64_t size = entry.half ? 2 : size_of(entry.dtype);
+  std::uint64_t bytes = size;
   bool overflow = false;
   for (const json& extent : member(path, name, value, "shape", json::value_t::array)) {
     const std::uint64_t n = natural_number(path, name, "shape", extent);
@@ -130,7 +133,7 @@ SafetensorsEntry parse_entry(const std::filesystem::path& path, const std::strin
          fmt::format("tensor '{}' has {} bytes, its shape and dtype need {}", name, end - begin,
                      overflow ? "more than 2^64" : std::to_string(bytes)));
   }
-  entry.count = static_cast<std::int64_t>(bytes / size_of(entry.dtype));
+  entry.count = static_cast<std::int64_t>(bytes / size);
   entry.offset = data_begin + begin;
   entry.bytes = bytes;
   return entry;
@@ -247,10 +250,10 @@ std::span<const std::byte> SafetensorsFile::bytes(const SafetensorsEntry& entry)
 template <class T>
 std::vector<T> SafetensorsFile::values(const std::string& name) const {
   const SafetensorsEntry& entry = at(name);
-  if (entry.dtype != dtype_of<T>()) {
+  if (entry.half || entry.dtype != dtype_of<T>()) {
     throw DataError(fmt::format("{}: at byte {}: tensor '{}' holds {}, expected {} -> convert the file",
-                                path_.string(), entry.offset, name, name_of(entry.dtype),
-                                name_of(dtype_of<T>())));
+                                path_.string(), entry.offset, name,
+                                entry.half ? "fp16" : name_of(entry.dtype), name_of(dtype_of<T>())));
   }
   std::vector<T> result(static_cast<std::size_t>(entry.count));
   if (!result.empty()) std::memcpy(result.data(), bytes(entry).data(), entry.bytes);

@@ -22,6 +22,7 @@ namespace strata {
 struct SafetensorsEntry {
   std::string name;
   DType dtype = DType::f32;
+  bool half = false;  // F16: nothing here computes in it, so it has no DType, and `dtype` says i8
   std::vector<std::int64_t> shape;
   std::int64_t count = 0;    // elements
   std::uint64_t offset = 0;  // of the first byte in the file

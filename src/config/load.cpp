@@ -119,7 +119,33 @@ void finish_precision(Config& c) {
   c.precision = c.device == "cuda" || cpu_has_bf16_instructions() ? "bf16" : "fp32";
 }
 
+// Reads the keys whose path begins with `prefix`.
+void read_values(Config& config, const Json& root, const std::string& prefix, const std::string& source) {
+  for (const Key& key : keys()) {
+    if (!key.path.starts_with(prefix)) continue;
+    const Json* value = find_value(root, key.path);
+    if (value == nullptr) {
+      if (!key.required) continue;
+      throw UsageError(fmt::format("{}: {} is missing; it has no default -> add it: {} ({})", source,
+                                   key.path, key.doc, describe_allowed(key)));
+    }
+    if (key.names_model && value->is_null()) continue;
+    if (!key.read(config, *value)) {
+      throw UsageError(fmt::format("{}: {} is {} ({}); allowed: {} -> correct the value", source, key.path,
+                                   show(*value), kind_of(*value), describe_allowed(key)));
+    }
+  }
+}
+
 }  // namespace
+
+LlamaConfig load_model_config(const std::string& path) {
+  const Json root = {{"model", expand_model({{"path", path}}, path)}};
+  Config config;
+  read_values(config, root, "model.", path);
+  finish_model(config.model, config.model.max_position_embeddings, path);
+  return config.model;
+}
 
 Config load_config(const std::string& path, const std::vector<std::string>& sets) {
   return read_config(read_text_file(path, "configuration"), path, sets);
@@ -140,19 +166,7 @@ Config read_config(const std::string& text, const std::string& source, const std
   check_names(root, "", source);
 
   Config config;
-  for (const Key& key : keys()) {
-    const Json* value = find_value(root, key.path);
-    if (value == nullptr) {
-      if (!key.required) continue;
-      throw UsageError(fmt::format("{}: {} is missing; it has no default -> add it: {} ({})", source,
-                                   key.path, key.doc, describe_allowed(key)));
-    }
-    if (key.names_model && value->is_null()) continue;
-    if (!key.read(config, *value)) {
-      throw UsageError(fmt::format("{}: {} is {} ({}); allowed: {} -> correct the value", source, key.path,
-                                   show(*value), kind_of(*value), describe_allowed(key)));
-    }
-  }
+  read_values(config, root, "", source);
   finish_model(config.model, config.data.sequence_length, source);
   finish_federation(config.federation);
   finish_precision(config);

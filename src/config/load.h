@@ -15,6 +15,9 @@ Config load_config(const std::string& path, const std::vector<std::string>& sets
 Config read_config(const std::string& text, const std::string& source,
                    const std::vector<std::string>& sets = {});
 
+// A Hugging Face config.json alone: the model it describes. Throws UsageError like the readers above.
+LlamaConfig load_model_config(const std::string& path);
+
 // The rules that involve more than one key. Called by the readers above; throws UsageError.
 void check_config(const Config& config, const std::string& source);
 
