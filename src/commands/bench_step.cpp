@@ -1,4 +1,5 @@
 #include <fmt/format.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <chrono>
@@ -6,6 +7,7 @@
 #include <cstring>
 #include <ctime>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <random>
 #include <utility>
 
@@ -30,6 +32,20 @@ double cpu_seconds() {  // of all threads of the process
   timespec t{};
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
   return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
+}
+
+// The most memory that the process has had in RAM.
+double resident_mebibytes() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return static_cast<double>(usage.ru_maxrss) / 1024;
+}
+
+// What the dry run says a rank needs.
+double planned_mebibytes(const Config& config) {
+  const RunPlan plan = plan_run(config);
+  return static_cast<double>(std::accumulate(plan.memory.begin(), plan.memory.end(), std::size_t{0})) /
+         1048576;
 }
 
 using Clock = double (*)();
@@ -262,7 +278,7 @@ class Products {
 };
 
 nlohmann::json report(const BenchStepArguments& arguments, const Config& config, Step& step,
-                      const Products& products, const std::vector<Step::Times>& times) {
+                      const Products& products, const std::vector<Step::Times>& times, double resident) {
   auto all = [&](double Step::Times::*part) {
     std::vector<double> values(times.size());
     std::transform(times.begin(), times.end(), values.begin(),
@@ -282,26 +298,28 @@ nlohmann::json report(const BenchStepArguments& arguments, const Config& config,
     gemm_seconds += s.seconds, work += s.gflops * s.seconds;
     by_shape[s.name] = s.gflops;
   }
-  nlohmann::json result = {{"program", "strata"},
-                           {"model", model},
-                           {"parameters", step.parameters()},
-                           {"precision", config.precision},
-                           {"threads", config.threads},
-                           {"batch", config.data.batch_size},
-                           {"sequence", config.data.sequence_length},
-                           {"micro_steps", step.micro_steps()},
-                           {"tokens_per_second", static_cast<double>(step.tokens()) / seconds},
-                           {"gemm_gflops", work / gemm_seconds},
-                           {"gemm_share", gemm_seconds / seconds},
-                           {"gemm_seconds_per_step", gemm_seconds},
-                           {"gemm_gflops_by_shape", by_shape},
-                           {"clock", arguments.clock},
-                           {"step_seconds", by_step},
-                           {"forward_seconds", median(all(&Step::Times::forward))},
-                           {"backward_seconds", median(all(&Step::Times::backward))},
-                           {"optimizer_seconds", median(all(&Step::Times::optimizer))},
-                           {"cpu_share", cpu / wall / config.threads},
-                           {"loss", step.loss()}};
+  nlohmann::json result = {
+      {"program", "strata"},
+      {"model", model},
+      {"parameters", step.parameters()},
+      {"precision", config.precision},
+      {"threads", config.threads},
+      {"batch", config.data.batch_size},
+      {"sequence", config.data.sequence_length},
+      {"micro_steps", step.micro_steps()},
+      {"tokens_per_second", static_cast<double>(step.tokens()) / seconds},
+      {"gemm_gflops", work / gemm_seconds},
+      {"gemm_share", gemm_seconds / seconds},
+      {"gemm_seconds_per_step", gemm_seconds},
+      {"gemm_gflops_by_shape", by_shape},
+      {"clock", arguments.clock},
+      {"step_seconds", by_step},
+      {"forward_seconds", median(all(&Step::Times::forward))},
+      {"backward_seconds", median(all(&Step::Times::backward))},
+      {"optimizer_seconds", median(all(&Step::Times::optimizer))},
+      {"cpu_share", cpu / wall / config.threads},
+      {"memory_mebibytes", {{"planned", planned_mebibytes(config)}, {"resident", resident}}},
+      {"loss", step.loss()}};
   fmt::print("{}: {} parameters, {}, {} thread(s), {} x {} x {} tokens a step\n", model, step.parameters(),
              config.precision, config.threads, step.micro_steps(), config.data.batch_size,
              config.data.sequence_length);
@@ -314,6 +332,8 @@ nlohmann::json report(const BenchStepArguments& arguments, const Config& config,
   fmt::print("tokens per second       {:9.1f}\n", result["tokens_per_second"].get<double>());
   fmt::print("matrix products alone   {:9.4f} s a step, {:.3f} of it, {:.1f} GFLOP/s\n", gemm_seconds,
              gemm_seconds / seconds, work / gemm_seconds);
+  fmt::print("memory                  {:9.1f} MiB resident at most, {:.1f} MiB by the dry run\n", resident,
+             result["memory_mebibytes"]["planned"].get<double>());
   for (const Products::Shape& s : shapes) {
     fmt::print("  {:<36} {:9.4f} s {:9.1f} GFLOP/s\n", s.name, s.seconds, s.gflops);
   }
@@ -337,16 +357,17 @@ ExitCode bench_step_command(const BenchStepArguments& arguments) {
   Backend backend = make_backend(config, session);
   const Clock clock = arguments.clock == "cpu" ? cpu_seconds : wall_seconds;
   Step step(config, backend, clock);
+  for (int i = 0; i < arguments.warmup; ++i) step.run();
+  const double resident = resident_mebibytes();  // before the products' operands come on top
   Products products(*backend.device, *backend.ops, step.compute(), step.setup(), step.micro_steps(), clock);
   products.measure();
-  for (int i = 0; i < arguments.warmup; ++i) step.run();
   // Alternating, so that a machine that changes its speed changes both alike.
   std::vector<Step::Times> times;
   for (int i = 0; i < arguments.steps; ++i) {
     times.push_back(step.run());
     products.measure();
   }
-  const nlohmann::json result = report(arguments, config, step, products, times);
+  const nlohmann::json result = report(arguments, config, step, products, times, resident);
   fmt::print("{}\n", result.dump());
   return ExitCode::done;
 }

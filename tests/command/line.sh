@@ -30,7 +30,7 @@ expect 2 'no/such.json' --config no/such.json
 expect 2 'unknown|not expected' --config $small --dri-run
 expect 2 'Value|ranks' --config $small --dry-run --ranks 0
 expect 0 '16 x 8 x 4 = 512' --config configs/paper/fl_hsdp.json --dry-run --ranks 512
-expect 0 '"gemm_share":' bench step --preset llama-5m --precision fp32 --batch 1 --sequence 16 --steps 1 --warmup 0
+expect 0 '"gemm_share":' bench step --preset llama-5m --precision fp32 --batch 1 --sequence 16 --steps 1 --warmup 1
 expect 2 'no/such.json' bench step --config no/such.json
 expect 2 'bench-40m' bench step --preset llama-0m
 expect 2 'precision' bench step --precision fp8
