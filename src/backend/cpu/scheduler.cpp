@@ -72,8 +72,15 @@ void PoliteWait::pause() {
     ++turns_;
     std::this_thread::yield();
   } else {
-    std::this_thread::sleep_for(kSleep);
+    std::this_thread::sleep_for(next_rest());
   }
+}
+
+std::chrono::microseconds PoliteWait::next_rest() {
+  constexpr int kLong = kYields + kShortRests;
+  if (turns_++ < kLong) return std::chrono::microseconds(50);
+  if (turns_ == kLong + kPolls) turns_ = kLong;
+  return std::chrono::microseconds(turns_ == kLong ? 200 : 0);
 }
 
 void Scheduler::enqueue(int lane, Task task) {

@@ -77,18 +77,22 @@ class Lanes {
   std::exception_ptr failure_;
 };
 
-// Yields some hundred times, then sleeps 50 us a call: a waiting rank must not take the core of a working
-// one.
+// Yields some dozen times, then rests, because a waiting rank must not take the core of a working one: at
+// first 50 us at a time and, once the wait has turned out a long one, 200 us after every four polls. Waking
+// costs more than polling, and a transport over TCP moves a bounded number of bytes a poll.
 class PoliteWait {
  public:
   void pause();
   void reset() { turns_ = 0; }
   bool yielding() const { return turns_ < kYields; }
-
-  static constexpr int kYields = 50;
-  static constexpr std::chrono::microseconds kSleep{50};
+  // For a caller that rests in its own way: how long, this time. 0: poll again at once.
+  std::chrono::microseconds next_rest();
 
  private:
+  static constexpr int kYields = 50;
+  static constexpr int kShortRests = 16;
+  static constexpr int kPolls = 4;  // between two long rests
+
   int turns_ = 0;
 };
 

@@ -112,7 +112,8 @@ class EagerScheduler final : public Scheduler {
         polite.pause();
         lock.lock();
       } else {
-        wake_.wait_for(lock, PoliteWait::kSleep, news);
+        const auto rest = polite.next_rest();
+        if (rest.count() > 0) wake_.wait_for(lock, rest, news);
       }
     }
     received.swap(inbox_);
