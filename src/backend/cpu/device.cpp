@@ -23,8 +23,9 @@ constexpr std::size_t kAlignment = 64, kHugePage = std::size_t{2} << 20;
 // less. Only whole huge pages within the buffer are asked for, so no memory is used beyond it.
 void* allocate_aligned(std::size_t bytes) {
   if (bytes < 2 * kHugePage) return std::aligned_alloc(kAlignment, bytes);
-  void* data = std::aligned_alloc(kHugePage, bytes);
-  if (data != nullptr) madvise(data, bytes / kHugePage * kHugePage, MADV_HUGEPAGE);  // a hint: may be refused
+  void* data = nullptr;  // aligned_alloc would want a size in whole huge pages
+  if (posix_memalign(&data, kHugePage, bytes) != 0) return nullptr;
+  madvise(data, bytes / kHugePage * kHugePage, MADV_HUGEPAGE);  // a hint: may be refused
   return data;
 }
 
