@@ -17,8 +17,11 @@
 #include "base/error.h"
 #include "checkpoint/hf_export.h"
 #include "checkpoint/hf_folder.h"
+#include "checkpoint/save.h"
 #include "config/load.h"
+#include "federation/scheduler.h"
 #include "model/llama.h"
+#include "model/parameter_table.h"
 #include "tests/support/catch.h"
 #include "tests/support/thread_world.h"
 
@@ -400,4 +403,58 @@ TEST_CASE("config.json says everything about the model, RoPE scaling included") 
     CAPTURE(key);
     CHECK(written.at(key) == value);
   }
+}
+
+TEST_CASE("a checkpoint between aggregations asks which of its models is meant") {
+  const TemporaryFolder out;
+  const Config config = read_config(
+      R"({"model": {"path": ")" + (kGolden / "hf_single_fp32/config.json").string() +
+          R"("}, "data": {"train": "t", "sequence_length": 8}, "run_dir": "r", "precision": "fp32",
+             "mesh": {"federate": 2, "shard": 2}})",
+      "test");
+  fs::path path;
+  run_ranks(4, [&](World& world) {
+    const auto device = make_cpu_device();
+    const auto ops = make_cpu_ops(*device);
+    const MeshGroups groups = make_groups(world, Mesh(config.mesh));
+    Stream& compute = device->create_stream("compute", Device::StreamKind::compute);
+    ShardingEngine engine(llama_units(config.model), groups, *device, *ops, compute,
+                          EngineOptions::from(config));
+    FederationScheduler federation(engine, groups, *device, *ops, compute, FederationOptions::from(config));
+    engine.initialize(static_cast<std::uint64_t>(groups.at.federate));  // the seed makes two models
+    federation.initialize();
+    device->synchronize();
+    CheckpointManifest state;
+    state.step = 3, state.config = config;
+    CheckpointSaver saver(world, groups, *device, compute, engine, federation, out.path(), 1);
+    const fs::path saved = saver.save(state);
+    if (world.rank() == 0) path = saved;
+  });
+  const Checkpoint checkpoint(path);
+  REQUIRE(checkpoint.groups() == 2);
+  CHECK_THROWS_WITH(CheckpointWeights(checkpoint, {}), Contains("--group 0 ... 1") && Contains("--average"));
+  CHECK_THROWS_WITH(CheckpointWeights(checkpoint, {2, false}), Contains("groups 0 to 1"));
+  CHECK_THROWS_WITH(CheckpointWeights(checkpoint, {0, true}), Contains("choose one"));
+  const CheckpointWeights first(checkpoint, {0, false}), second(checkpoint, {1, false}),
+      mean(checkpoint, {{}, true});
+  bool differ = false;
+  for (std::size_t u = 0; u < checkpoint.units().size(); ++u) {
+    const int unit = static_cast<int>(u);
+    const std::int64_t begin = 5, count = checkpoint.units()[u].elements - 7;
+    const auto a = first.values(unit, begin, count), b = second.values(unit, begin, count),
+               m = mean.values(unit, begin, count);
+    for (std::size_t i = 0; i < a.size(); ++i) {
+      differ |= a[i] != b[i];
+      if (m[i] != static_cast<float>((static_cast<double>(a[i]) + b[i]) / 2))
+        FAIL("unit " << u << " element " << i);
+    }
+    for (const ParameterSpec& p : checkpoint.units()[u].parameters)
+      CHECK(second.values(unit, p.offset, p.count) == checkpoint.parameter(p.name, 1));
+  }
+  CHECK(differ);
+  HfExportOptions options;
+  export_hf(second, out / "hf", options);
+  const HfFolder exported(out / "hf");
+  CHECK(exported.values(1, 0, 100) == second.values(1, 0, 100));
+  CHECK(exported.values(1, 0, 100) != first.values(1, 0, 100));
 }
