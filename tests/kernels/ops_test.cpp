@@ -96,18 +96,32 @@ TEST_CASE("linear layers: forward and both gradients agree with double precision
   CHECK((ty.download().gaps_untouched() && tdx.download().gaps_untouched()));
 }
 
-TEST_CASE("one shape at addresses of every alignment, one after another") {
+TEST_CASE("one shape at addresses and strides of every alignment, one after another") {
   CudaFixture f;
-  const int n = 8, k = 16;
-  const Vector x = random_values(n * k + 64, DType::bf16, 1), w = random_values(n * k + 64, DType::bf16, 2);
-  DeviceTensor tx(Tensor(DType::bf16, 1, n * k + 64, x)), tw(Tensor(DType::bf16, 1, n * k + 64, w));
-  for (const int skip : {0, 1, 8, 3, 64, 0}) {
-    DeviceTensor y(Tensor(DType::bf16, n, n));
-    const auto at = [&](DeviceTensor& t) { return matrix(t.flat().at(skip), DType::bf16, n, k); };
-    f.ops->linear_forward(f.stream, y.matrix(), at(tx), at(tw));
-    const Vector a(x.begin() + skip, x.begin() + skip + n * k), b(w.begin() + skip, w.begin() + skip + n * k);
-    CHECK(relative_error(y.download().values(), reference::product(a, false, b, true, n, n, k)) <
-          tolerance(DType::bf16));
+  const int n = 8, k = 16, room = 512;
+  const Vector x = random_values(room, DType::bf16, 1), w = random_values(room, DType::bf16, 2);
+  DeviceTensor tx(Tensor(DType::bf16, 1, room, x)), tw(Tensor(DType::bf16, 1, room, w));
+  struct Case {
+    int skip, gap_x, gap_w, gap_y;
+  };
+  for (const Case c :
+       {Case{0, 0, 0, 0}, Case{1, 0, 0, 0}, Case{8, 0, 0, 0}, Case{0, 8, 0, 0}, Case{0, 0, 8, 0},
+        Case{0, 0, 0, 8}, Case{3, 5, 1, 2}, Case{64, 0, 0, 0}, Case{0, 0, 0, 0}}) {
+    CAPTURE(c.skip, c.gap_x, c.gap_w, c.gap_y);
+    DeviceTensor y(Tensor(DType::bf16, n, n, c.gap_y));
+    const auto view = [&](DeviceTensor& t, int gap) {
+      return Matrix{t.flat().at(c.skip), DType::bf16, n, k, k + gap};
+    };
+    const auto values = [&](const Vector& all, int gap) {
+      Vector v;
+      for (int r = 0; r < n; ++r)
+        for (int i = 0; i < k; ++i) v.push_back(all[c.skip + r * (k + gap) + i]);
+      return v;
+    };
+    f.ops->linear_forward(f.stream, y.matrix(), view(tx, c.gap_x), view(tw, c.gap_w));
+    const Vector expected = reference::product(values(x, c.gap_x), false, values(w, c.gap_w), true, n, n, k);
+    CHECK(relative_error(y.download().values(), expected) < tolerance(DType::bf16));
+    CHECK(y.download().gaps_untouched());
   }
 }
 
