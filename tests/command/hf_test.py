@@ -30,6 +30,7 @@ class Models(Case):
         config = self.config(model={}, data={"sequence_length": 17}, **changes)
         result = self.trainer("import", str(GOLDEN / name), "--config", config, ranks=ranks)
         self.expect(result, 0, "step_00000000")
+        self.assertTrue((self.folder / "run" / "config.resolved.json").exists())  # what training goes on with
         return self.folder / "run" / "checkpoints" / "step_00000000"
 
     def evaluate(self, *arguments, ranks=1):
