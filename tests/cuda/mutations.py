@@ -37,6 +37,10 @@ elementwise = kernel("elementwise.cu", "kernels_flat", "fill*")
 federation = kernel("federation.cu", "kernels_flat", "outer*")
 int8 = kernel("int8.cu", "kernels_flat", "int8*")
 initialize = kernel("initialize.cu", "kernels_flat", "initialisation*")
+tiles = kernel("attention_tiles.cuh", "kernels_attention", "flash attention agrees with the reference at every head size")
+forward = kernel("attention_forward.cu", "kernels_attention", "flash attention agrees with the reference at every head size")
+backward = kernel("attention_backward.cu", "kernels_attention", "flash attention agrees with the reference at every head size")
+plain = kernel("attention_plain.cu", "kernels_attention", "attention on CUDA cores agrees*")
 MUTATIONS = [
     # ---- barriers ----
     reduce(
@@ -168,5 +172,71 @@ MUTATIONS = [
         "AdamW: the second moment of the unscaled gradient",
         "mul(mul(gi, gi), a.rest2)",
         "mul(mul(g[i], g[i]), a.rest2)",
+    ),
+    # ---- attention ----
+    tiles(
+        "attention: a row's maximum over two of its four lanes",
+        "x = fmaxf(x, __shfl_xor_sync(full_warp, x, 1));\n  return",
+        "return",
+    ),
+    tiles(
+        "attention: ldmatrix reads chunks where they were before swizzling",
+        "(lane / 16) ^ Tile<D>::swizzle(lane % 16)",
+        "lane / 16",
+    ),
+    tiles(
+        "attention: the halves of a B operand are swapped",
+        "mma_bf16(d[m][2 * n], left[m], right[0], right[2]);",
+        "mma_bf16(d[m][2 * n], left[m], right[2], right[0]);",
+    ),
+    tiles(
+        "attention: probabilities of rows g and g + 8 change places",
+        "a[m][k][2 * half] = pack_bf16x2(d[m][2 * k + half][0], d[m][2 * k + half][1]);",
+        "a[m][k][2 * half] = pack_bf16x2(d[m][2 * k + half][2], d[m][2 * k + half][3]);",
+    ),
+    tiles(
+        "attention: a query sees the token after it",
+        "i % 2 - 16 * m - i / 2 * 8 > 0)",
+        "i % 2 - 16 * m - i / 2 * 8 > 1)",
+    ),
+    tiles(
+        "attention: rows past the end are stored",
+        "if (column < N && first + row < end) {",
+        "if (column < N) {",
+    ),
+    forward(
+        "attention forward: the tile on the diagonal is not masked",
+        "if (first_key + Tiles::keys - 1 > first_row) hide_future_columns",
+        "if (first_key > first_row) hide_future_columns",
+    ),
+    forward(
+        "attention forward: the wait for keys is one group short",
+        "cp_async_wait<1>();\n    __syncthreads();\n    start_copy(k,",
+        "cp_async_wait<2>();\n    __syncthreads();\n    start_copy(k,",
+    ),
+    forward(
+        "attention forward: the wait for values is one group short",
+        "cp_async_wait<1>();\n    __syncthreads();\n    start_copy(v,",
+        "cp_async_wait<2>();\n    __syncthreads();\n    start_copy(v,",
+    ),
+    backward(
+        "attention backward: the next stage is copied over the one being read",
+        "start_copy(stage ^ 1, step + 1);",
+        "start_copy(stage, step + 1);",
+    ),
+    backward(
+        "attention backward: no barrier while two warps exchange their halves of the scores",
+        "if constexpr (Tiles::shares > 1) {\n      __syncthreads();",
+        "if constexpr (Tiles::shares > 1) {",
+    ),
+    backward(
+        "attention backward: a tile of keys that the last query block sees is left out",
+        "const bool visible = first_query + Tiles::queries > first_row;",
+        "const bool visible = first_query > first_row;",
+    ),
+    plain(
+        "attention without tensor cores: the last query of a group is left out",
+        "count = min(warp_size, sizes.sequence - first);",
+        "count = min(warp_size, sizes.sequence - first) - 1;",
     ),
 ]
