@@ -36,6 +36,8 @@ int main(int argc, char** argv) {
   app.add_option("--set", arguments.sets, "override a key: a.b.c=value; may be repeated")
       ->expected(1)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  app.add_option("--resume", arguments.resume,
+                 "continue a run: auto (the newest checkpoint in run_dir) or a checkpoint's folder");
   app.add_flag("--dry-run", dry_run, "print configuration, mesh, memory and bytes to move, then stop");
   app.add_option("--ranks", ranks,
                  "with --dry-run: the ranks there are; refuse a mesh that does not fill them")
@@ -43,6 +45,12 @@ int main(int argc, char** argv) {
   const CLI::App* reference =
       app.add_subcommand("config-reference", "print all configuration keys as Markdown");
   std::function<ExitCode()> chosen;  // by subcommands that bring their own options
+  std::string inspected;
+  bool verify = false;
+  CLI::App* inspect = app.add_subcommand("inspect", "print what a checkpoint holds, or how a run stands");
+  inspect->add_option("path", inspected, "a checkpoint's folder or a run's")->required();
+  inspect->add_flag("--verify", verify, "compare every byte of the checkpoint with its checksums");
+  inspect->callback([&] { chosen = [&] { return strata::inspect_command(inspected, verify); }; });
   strata::add_bench_commands(app, chosen);
   strata::add_model_commands(app, chosen);
   try {

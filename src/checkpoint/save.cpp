@@ -23,6 +23,8 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
+constexpr std::size_t kPieceBytes = std::size_t{4} << 20;  // on the way from device to file
+
 constexpr const char* kPartial = ".partial";    // being written
 constexpr const char* kDeleting = ".deleting";  // being deleted
 
@@ -147,16 +149,21 @@ ElementRange CheckpointSaver::range_of(const CheckpointTensor& tensor) const {
   return shard_range(engine_.shards()[static_cast<std::size_t>(tensor.unit)], groups_.at.shard);
 }
 
-std::span<const std::byte> CheckpointSaver::fetch(const CheckpointTensor& tensor) {
+void CheckpointSaver::fetch(const CheckpointTensor& tensor,
+                            const std::function<void(std::span<const std::byte>)>& take) {
   const std::size_t bytes = static_cast<std::size_t>(range_of(tensor).count) * size_of(tensor.data.dtype);
+  const auto* data = static_cast<const std::byte*>(tensor.data.data);
   if (tensor.host) {
     device_.synchronize(device_.record(compute_));
-    return {static_cast<const std::byte*>(tensor.data.data), bytes};
+    return take({data, bytes});
   }
-  host_.resize(std::max(host_.size(), bytes));
-  device_.copy_to_host(compute_, host_.data(), tensor.data.data, bytes);
-  device_.synchronize(device_.record(compute_));
-  return {host_.data(), bytes};
+  host_.resize(kPieceBytes);
+  for (std::size_t done = 0; done < bytes; done += kPieceBytes) {
+    const std::size_t n = std::min(kPieceBytes, bytes - done);
+    device_.copy_to_host(compute_, host_.data(), data + done, n);
+    device_.synchronize(device_.record(compute_));
+    take({host_.data(), n});
+  }
 }
 
 // {"parameter": checksum over all units, ...}; nothing when there is nobody to compare with.
@@ -164,7 +171,7 @@ std::string CheckpointSaver::digests(const std::vector<CheckpointTensor>& tensor
   json out = json::object();
   if (groups_.mesh.federate() * groups_.mesh.replicate() == 1) return out.dump();
   std::map<std::string, Checksum> sums;
-  for (const CheckpointTensor& t : tensors) sums[t.kind].add(fetch(t));
+  for (const CheckpointTensor& t : tensors) fetch(t, [&](auto bytes) { sums[t.kind].add(bytes); });
   for (const auto& [kind, sum] : sums) out[kind] = sum.text();
   return out.dump();
 }
@@ -225,11 +232,14 @@ CheckpointPart CheckpointSaver::write_part(const fs::path& folder,
   if (mine.empty()) return part;
   SafetensorsWriter writer(folder / part.file, specs);
   for (const CheckpointTensor* t : mine) {
-    const auto bytes = fetch(*t);
+    Checksum sum;
+    fetch(*t, [&](auto bytes) {
+      sum.add(bytes);
+      writer.append(bytes);
+    });
     const ElementRange range = range_of(*t);
     const int group = find(kinds, t->kind).groups > 1 ? groups_.at.federate : 0;
-    part.pieces.push_back({t->kind, t->unit, group, range.begin, range.count, checksum(bytes)});
-    writer.append(bytes);
+    part.pieces.push_back({t->kind, t->unit, group, range.begin, range.count, sum.text()});
   }
   writer.finish();
   sync_folder(folder);

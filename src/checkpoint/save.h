@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -55,8 +56,8 @@ class CheckpointSaver {
   bool writes(std::size_t item, const CheckpointKind& kind) const;
   CheckpointPart write_part(const std::filesystem::path& folder, const std::vector<CheckpointTensor>& tensors,
                             const std::vector<CheckpointKind>& kinds);
-  // The tensor's elements without padding, in host memory until the next call.
-  std::span<const std::byte> fetch(const CheckpointTensor& tensor);
+  // Calls `take` with the tensor's elements without padding, in pieces that lie in host memory.
+  void fetch(const CheckpointTensor& tensor, const std::function<void(std::span<const std::byte>)>& take);
   ElementRange range_of(const CheckpointTensor& tensor) const;
   void publish(const std::filesystem::path& partial, const std::filesystem::path& path,
                const CheckpointManifest& manifest) const;

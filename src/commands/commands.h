@@ -10,6 +10,7 @@ namespace strata {
 struct RunArguments {
   std::string config;             // file
   std::vector<std::string> sets;  // "a.b.c=value"
+  std::string resume;             // "", "auto" or a checkpoint's folder
 };
 
 // Trains. Every rank calls it; ends the other ranks with the error's own code when this one fails.
@@ -17,6 +18,9 @@ ExitCode train_command(const RunArguments& arguments);
 // Prints the resolved configuration and the plan of the run. With `ranks` > 0, refuses a mesh that does not
 // fill them.
 ExitCode dry_run_command(const RunArguments& arguments, int ranks);
+// Prints what a checkpoint holds, or how a run stands. With `verify`, compares every byte of a checkpoint
+// with its checksums.
+ExitCode inspect_command(const std::string& path, bool verify);
 // Prints the table of keys as Markdown.
 ExitCode config_reference_command();
 

@@ -1,9 +1,6 @@
-#include <fmt/format.h>
-
 #include <nlohmann/json.hpp>
 
 #include "base/log.h"
-#include "checkpoint/folder.h"
 #include "checkpoint/hf_folder.h"
 #include "checkpoint/save.h"
 #include "commands/model.h"
@@ -57,10 +54,8 @@ ExitCode import_command(const ImportArguments& a) {
     const Config config = config_with_model_of(a);
     const HfFolder weights(a.folder);
     Backend backend = make_backend(config, session);
-    const RunFolder folder = open_run_folder(*backend.world, config, false);
-    if (!list_checkpoints(folder.checkpoints()).empty())
-      throw UsageError(fmt::format(
-          "{} holds checkpoints already -> choose another run_dir, or remove the folder", folder.path));
+    const RunFolder folder = open_run_folder(*backend.world, config, "");
+    if (session.rank() == 0) write_resolved_config(folder, config);
     save_start(config, weights, folder, backend);
     backend.world->barrier("end of the import");
     return ExitCode::done;

@@ -20,7 +20,7 @@ ExitCode train_command(const RunArguments& arguments) {
   MpiSession session;
   // Errors are caught while the session lives: the other ranks must be ended through it.
   try {
-    return run_training({load_config(arguments.config, arguments.sets), ""}, session);
+    return run_training({load_config(arguments.config, arguments.sets), arguments.resume}, session);
   } catch (const Error& e) {
     return leave(session, e.code(), e.what());
   } catch (const std::exception& e) {

@@ -6,7 +6,7 @@
 
 namespace strata {
 
-Backend make_backend(const Config& config, MpiSession& session) {
+Backend make_backend(const Config& config, MpiSession& session, CollectiveObserver* observer) {
   if (config.device != "cpu") {
     throw UsageError("device is \"" + config.device + "\", this build has \"cpu\" -> set device to cpu");
   }
@@ -16,6 +16,7 @@ Backend make_backend(const Config& config, MpiSession& session) {
   std::unique_ptr<CpuDevice> device = make_cpu_device(options);
   MpiOptions mpi;
   mpi.timeout_seconds = config.timeout_seconds;
+  mpi.observer = observer;
   Backend backend;
   backend.ops = make_cpu_ops(*device, {.threads = config.threads});
   backend.world = make_mpi_world(session, *device, mpi);

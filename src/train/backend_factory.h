@@ -17,7 +17,8 @@ struct Backend {
   std::unique_ptr<World> world;
 };
 
-// Throws UsageError for a device this build has not.
-Backend make_backend(const Config& config, MpiSession& session);
+// Throws UsageError for a device this build has not. `observer`: told of all collectives; outlives the
+// backend.
+Backend make_backend(const Config& config, MpiSession& session, CollectiveObserver* observer = nullptr);
 
 }  // namespace strata

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "checkpoint/folder.h"
 
 namespace strata {
 namespace {
@@ -52,6 +53,10 @@ void MetricsWriter::line(const std::string& text) {
   if (!file_) throw DataError("cannot write to " + path_ + " -> is the disk full?");
 }
 
+void MetricsWriter::sync() {
+  if (!path_.empty()) sync_file(path_);
+}
+
 void MetricsWriter::write(const TrainRecord& r) {
   Json j;
   j["step"] = r.step;
@@ -68,6 +73,7 @@ void MetricsWriter::write(const TrainRecord& r) {
   j["time"] = {
       {"data", r.time.data},           {"forward", r.time.forward},         {"backward", r.time.backward},
       {"optimizer", r.time.optimizer}, {"aggregation", r.time.aggregation}, {"total", r.time.total}};
+  j["aggregation_busy"] = r.aggregation_busy;
   j["bytes"] = {
       {"shard", {{"all_gather", r.bytes.shard_all_gather}, {"reduce_scatter", r.bytes.shard_reduce_scatter}}},
       {"replicate",

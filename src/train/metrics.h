@@ -35,6 +35,7 @@ struct TrainRecord {
   std::optional<double> mfu;  // empty when the peak is unknown
   PhaseSeconds time;
   StepBytes bytes;
+  double aggregation_busy = 0;  // seconds in which aggregations were at work, hidden or not
   bool aggregated = false;
   std::size_t memory_peak_bytes = 0;
 };
@@ -56,6 +57,8 @@ class MetricsWriter {
   MetricsWriter(const std::string& path, std::int64_t last_step);
   void write(const TrainRecord& record);
   void write(const ValidationRecord& record);
+  // Flushes what was written to the disk.
+  void sync();
 
  private:
   void line(const std::string& text);

@@ -206,6 +206,7 @@ RunPlan plan_run(const Config& config) {
         reduction_workspace(units, mesh, engine.precision, federation);
   }
   plan.step = plan_step_bytes(units, mesh, 0, engine);
+  plan.checkpoint = plan_checkpoint_bytes(config);
   plan.aggregation_step = first_aggregation(units, mesh, engine.precision, federation, plan.aggregation);
   return plan;
 }
@@ -215,7 +216,14 @@ std::string describe(const Config& config, const RunPlan& plan) {
   text += fmt::format("model\n  {:<18}{}\n  {:<18}{} in all ({} steps of {})\n", "parameters",
                       plan.parameters, "tokens", plan.tokens_per_step * config.schedule.steps,
                       config.schedule.steps, plan.tokens_per_step);
-  return text + describe_memory(plan) + describe_bytes(plan);
+  text += describe_memory(plan) + describe_bytes(plan);
+  text += fmt::format(
+      "checkpoint on disk\n  {:<18}{} ({} bytes)\n", plan.mesh.federate() > 1 ? "after aggregating" : "size",
+      show_bytes(static_cast<double>(plan.checkpoint.aggregated)), plan.checkpoint.aggregated);
+  if (plan.mesh.federate() > 1)
+    text += fmt::format("  {:<18}{} ({} bytes)\n", "between",
+                        show_bytes(static_cast<double>(plan.checkpoint.between)), plan.checkpoint.between);
+  return text;
 }
 
 }  // namespace strata

@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 
+#include "checkpoint/save.h"
 #include "config/config.h"
 #include "model/activations.h"
 #include "sharding/mesh.h"
@@ -26,6 +27,7 @@ struct RunPlan {
   BytePlan step{};                // received by rank 0 in a step that does not aggregate
   BytePlan aggregation{};         // in addition, in the first step that does
   std::int64_t aggregation_step = 0;
+  CheckpointBytes checkpoint{};  // on disk, over all ranks
 };
 
 // Throws UsageError for what no run could use.

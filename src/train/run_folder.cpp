@@ -3,10 +3,11 @@
 #include <fmt/format.h>
 
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "checkpoint/agree.h"
+#include "checkpoint/folder.h"
 #include "config/load.h"
 
 namespace strata {
@@ -37,35 +38,47 @@ void require_one_config(World& world, const std::string& resolved) {
   }
 }
 
-// What goes wrong on rank 0 must reach every rank: returns the message, empty when all is well.
-std::string prepare(const RunFolder& folder, const std::string& resolved, bool resuming) {
+bool holds_run(const RunFolder& folder) {
   std::error_code error;
-  if (!resuming && fs::exists(folder.metrics(), error)) {
-    return fmt::format(
-        "the run folder {} already holds a run -> continue it with --resume auto, or choose another "
-        "run_dir, or remove the folder",
-        folder.path);
-  }
-  fs::create_directories(folder.path, error);
-  std::ofstream out(folder.resolved_config(), std::ios::trunc);
-  out << resolved << '\n';
-  out.close();
-  if (!out)
-    return fmt::format("cannot write {} -> check run_dir, its permissions and free space",
-                       folder.resolved_config());
-  return {};
+  return fs::exists(folder.metrics(), error) || !list_checkpoints(folder.checkpoints()).empty();
+}
+
+bool continues(const RunFolder& folder, const std::string& resume) {
+  std::error_code error;
+  return resume == "auto" ||
+         (!resume.empty() &&
+          fs::equivalent(fs::absolute(resume).lexically_normal().parent_path(), folder.checkpoints(), error));
+}
+
+void prepare(const RunFolder& folder, const std::string& resume) {
+  if (holds_run(folder) && !continues(folder, resume))
+    throw UsageError(fmt::format(
+        "the run folder {} already holds a run{} -> continue it with --resume auto, or choose another "
+        "run_dir, or "
+        "remove the folder",
+        folder.path, resume.empty() ? "" : fmt::format(", and {} is not one of its checkpoints", resume)));
+  std::error_code error;
+  fs::remove_all(folder.status(), error);
+  fs::create_directories(folder.status(), error);
+  if (error)
+    throw UsageError(fmt::format("cannot create {} ({}) -> check run_dir, its permissions and free space",
+                                 folder.status(), error.message()));
 }
 
 }  // namespace
 
-RunFolder open_run_folder(World& world, const Config& config, bool resuming) {
-  const std::string resolved = write_config(config);
-  require_one_config(world, resolved);
-  const RunFolder folder{config.run_dir};
-  const std::string message = world.rank() == 0 ? prepare(folder, resolved, resuming) : std::string();
-  const std::string problem = world.gather_strings(message).at(0);
-  if (!problem.empty()) throw UsageError(problem);
+RunFolder open_run_folder(World& world, const Config& config, const std::string& resume) {
+  require_one_config(world, write_config(config));
+  RunFolder folder{config.run_dir};
+  agree(world, [&] {
+    if (world.rank() == 0) prepare(folder, resume);
+    return std::string();
+  });
   return folder;
+}
+
+void write_resolved_config(const RunFolder& folder, const Config& config) {
+  write_durably(folder.resolved_config(), write_config(config));
 }
 
 }  // namespace strata

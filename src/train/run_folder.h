@@ -17,8 +17,11 @@ struct RunFolder {
 };
 
 // Collective over the world. Refuses ranks with different configurations, and a folder that already holds a
-// run unless `resuming` (UsageError, saying how to go on); creates the folder and writes the resolved
-// configuration on rank 0.
-RunFolder open_run_folder(World& world, const Config& config, bool resuming);
+// run (metrics or checkpoints) unless `resume` continues that very run: it is "auto" or one of the folder's
+// own checkpoints (UsageError, saying how to go on). Creates the folder on rank 0.
+RunFolder open_run_folder(World& world, const Config& config, const std::string& resume);
+
+// Writes config.resolved.json, once the run is known to start. Throws DataError.
+void write_resolved_config(const RunFolder& folder, const Config& config);
 
 }  // namespace strata

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "backend/device.h"
+#include "federation/scheduler.h"
 #include "train/metrics.h"
 
 namespace strata {
@@ -19,5 +20,8 @@ struct StepEvents {
 
 // All events must be complete.
 PhaseSeconds phase_seconds(Device& device, const StepEvents& events);
+
+// Seconds in which at least one of the spans that are complete was running. Drops those from `spans`.
+double busy_seconds(Device& device, std::vector<FederationScheduler::BusySpan>& spans);
 
 }  // namespace strata

@@ -4,11 +4,17 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cmath>
+#include <filesystem>
+#include <map>
 #include <memory>
 #include <optional>
 
 #include "base/log.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/restore.h"
+#include "checkpoint/save.h"
 #include "data/dataset.h"
 #include "federation/scheduler.h"
 #include "model/llama.h"
@@ -25,8 +31,10 @@
 #include "train/metrics.h"
 #include "train/plan.h"
 #include "train/progress.h"
+#include "train/resume.h"
 #include "train/run_folder.h"
 #include "train/signals.h"
+#include "train/status.h"
 #include "train/step_timer.h"
 
 namespace strata {
@@ -53,9 +61,23 @@ StepBytes operator-(const StepBytes& a, const StepBytes& b) {
           a.federate_all_reduce - b.federate_all_reduce};
 }
 
+// The counts of a step's bytes as a checkpoint keeps them: those that no line of the metrics has shown yet.
+std::map<std::string, std::int64_t> to_counters(const StepBytes& b) {
+  return {{"bytes.shard.all_gather", b.shard_all_gather},
+          {"bytes.shard.reduce_scatter", b.shard_reduce_scatter},
+          {"bytes.replicate.all_reduce", b.replicate_all_reduce},
+          {"bytes.replicate.broadcast", b.replicate_broadcast},
+          {"bytes.federate.all_reduce", b.federate_all_reduce}};
+}
+
+StepBytes from_counters(std::map<std::string, std::int64_t> c) {
+  return {c["bytes.shard.all_gather"], c["bytes.shard.reduce_scatter"], c["bytes.replicate.all_reduce"],
+          c["bytes.replicate.broadcast"], c["bytes.federate.all_reduce"]};
+}
+
 class Trainer {
  public:
-  Trainer(const TrainOptions& options, Backend& backend, const RunFolder& folder);
+  Trainer(const TrainOptions& options, Backend& backend, const RunFolder& folder, StatusRecord& status);
   // An error leaves work in flight that uses what is about to be destroyed. What that work throws is no news.
   ~Trainer() {
     try {
@@ -82,9 +104,12 @@ class Trainer {
     if (control_.pending()) conclude();
   }
   void validate(std::int64_t t);
+  void resume(const RunFolder& folder, const std::string& from);
+  void save();
 
   const Config& config_;
   TrainingObserver* observer_;
+  StatusRecord& status_;
   Device& device_;
   World& world_;
   MeshGroups groups_;
@@ -99,6 +124,7 @@ class Trainer {
   std::optional<SequenceReader> validation_reader_;
   Batches batches_;
   std::optional<Evaluator> evaluator_;
+  CheckpointSaver saver_;
   ControlPlane control_;
   MetricsWriter metrics_;
   Progress progress_;
@@ -108,16 +134,19 @@ class Trainer {
   Buffer stop_host_;  // int32 each
   PendingStep pending_;
   StepBytes counted_;
+  std::vector<FederationScheduler::BusySpan> busy_;  // aggregations whose time no line has shown yet
   Event step_end_;
-  std::int64_t sequences_consumed_ = 0;  // position in the global order
-  std::int64_t tokens_ = 0;              // target tokens the world has trained on
+  std::int64_t step_ = 0, saved_step_ = 0;  // last one taken, last one saved
+  std::int64_t sequences_consumed_ = 0;     // position in the global order
+  std::int64_t tokens_ = 0;                 // target tokens the world has trained on
   bool stop_agreed_ = false;
   std::optional<EvaluationResult> last_validation_;
 };
 
-Trainer::Trainer(const TrainOptions& options, Backend& backend, const RunFolder& folder)
+Trainer::Trainer(const TrainOptions& options, Backend& backend, const RunFolder& folder, StatusRecord& status)
     : config_(options.config),
       observer_(options.observer),
+      status_(status),
       device_(*backend.device),
       world_(*backend.world),
       groups_(make_groups(world_, Mesh(config_.mesh))),
@@ -129,6 +158,8 @@ Trainer::Trainer(const TrainOptions& options, Backend& backend, const RunFolder&
       train_data_(config_.data.train, config_.data.sequence_length, config_.model.vocab_size),
       train_reader_(train_data_, Sampler(train_data_.sequences(), config_.seed), config_.data.ignore_token),
       batches_(device_, train_reader_, batch_shape(config_, groups_.mesh, groups_.position)),
+      saver_(world_, groups_, device_, compute_, engine_, federation_, folder.checkpoints(),
+             config_.checkpoint.keep),
       control_(device_, *groups_.world),
       progress_(world_.rank() == 0) {
   reports_ = device_.allocate(2 * sizeof(RankReport), Purpose::data);
@@ -143,7 +174,32 @@ Trainer::Trainer(const TrainOptions& options, Backend& backend, const RunFolder&
   }
   engine_.initialize(config_.seed);
   federation_.initialize();
-  if (world_.rank() == 0) metrics_ = MetricsWriter(folder.metrics(), 0);
+  if (!options.resume.empty()) resume(folder, options.resume);
+  if (world_.rank() != 0) return;
+  write_resolved_config(folder, config_);
+  metrics_ = MetricsWriter(folder.metrics(), step_);
+}
+
+void Trainer::resume(const RunFolder& folder, const std::string& from) {
+  const auto load = [this](const std::filesystem::path& path, const CheckpointManifest& manifest) {
+    if (manifest.data_sequences != train_data_.sequences())
+      throw UsageError(fmt::format(
+          "data.train holds {} sequences, the run of the checkpoint {} had {}: the global order would be "
+          "another -> give the same token shards",
+          train_data_.sequences(), path.string(), manifest.data_sequences));
+    const auto notes = restore(Checkpoint(path, manifest), groups_, device_, compute_, engine_, federation_);
+    if (world_.rank() != 0) return;
+    for (const std::string& note : notes) log_warning("resuming: {}", note);
+  };
+  const auto manifest = resume_run(world_, folder, from, config_, load);
+  if (!manifest) return;
+  step_ = saved_step_ = manifest->step;
+  sequences_consumed_ = manifest->sequences_consumed;
+  tokens_ = manifest->tokens;
+  // The next line of the metrics also shows what was moved since the last one.
+  if (manifest->config.mesh == config_.mesh) counted_ = received(groups_) - from_counters(manifest->counters);
+  if (step_ >= config_.schedule.steps)
+    log_info("the run has taken {} of {} steps: nothing is left to do", step_, config_.schedule.steps);
 }
 
 ExitCode Trainer::run() {
@@ -152,17 +208,21 @@ ExitCode Trainer::run() {
            parameter_count(engine_.units()), train_data_.sequences(), config_.data.sequence_length);
   if (observer_ != nullptr) observer_->initialized(engine_, groups_);
   step_end_ = device_.record(compute_);
-  for (std::int64_t t = 1; t <= steps && !stop_agreed_; ++t) {
+  const auto due = [](std::int64_t t, std::int64_t every) { return every > 0 && t % every == 0; };
+  while (step_ < steps && !stop_agreed_) {
+    const std::int64_t t = step_ + 1;
     step(t);
-    const bool due = config_.evaluation.every > 0 && t % config_.evaluation.every == 0;
-    if (evaluator_ && (due || t == steps)) validate(t);
+    step_ = t;
+    if (evaluator_ && (due(t, config_.evaluation.every) || t == steps)) validate(t);
+    if (due(t, config_.checkpoint.every)) save();
   }
   drain();
-  progress_.finish();
   federation_.finish();
   device_.synchronize();
   if (observer_ != nullptr) observer_->finished(engine_, groups_);
-  return stop_agreed_ ? ExitCode::stopped : ExitCode::done;
+  if (saved_step_ != step_) save();
+  progress_.finish();
+  return step_ < steps ? ExitCode::stopped : ExitCode::done;
 }
 
 void Trainer::step(std::int64_t t) {
@@ -173,11 +233,13 @@ void Trainer::step(std::int64_t t) {
   now.lr = learning_rate(config_.schedule, config_.optimizer.lr, t);
   now.events.begin = step_end_;
 
+  status_.enter(RunPhase::data, t);
   const StepBatch batch = batches_.next(compute_, sequences_consumed_);
   federation_.count_tokens(t, batch.host_target_tokens);
   device_.fill_zero(compute_, report, sizeof(RankReport));
   now.events.data = device_.record(compute_);
 
+  status_.enter(RunPhase::compute);
   engine_.begin_step(t);
   for (std::size_t k = 0; k < batch.tokens.size(); ++k) {
     engine_.begin_micro_step(static_cast<int>(k));
@@ -187,12 +249,16 @@ void Trainer::step(std::int64_t t) {
     now.events.backward.push_back(device_.record(compute_));
   }
   if (observer_ != nullptr) observer_->reduced(t, engine_);
+  status_.enter(RunPhase::optimizer);
   optimizer_.step(t, now.lr, batch.target_tokens);
   now.events.optimizer = device_.record(compute_);
+  status_.enter(RunPhase::aggregation);
   now.events.aggregated = federation_.after_step(t);
   if (t == config_.schedule.steps) federation_.finish();  // its time and bytes are this step's
   now.events.aggregation = step_end_ = device_.record(compute_);
   sequences_consumed_ += batch_shape(config_, groups_.mesh, groups_.position).sequences_per_step();
+
+  for (const auto& span : federation_.take_busy_spans()) busy_.push_back(span);
 
   const StepBytes counted = received(groups_);
   now.bytes = counted - counted_;
@@ -202,6 +268,7 @@ void Trainer::step(std::int64_t t) {
   device_.copy(compute_, &report->tokens, batch.target_tokens, sizeof(double));
   device_.copy(compute_, &report->scale, optimizer_.scale(), sizeof(StepScale));
   device_.copy_to_device(compute_, &report->stop, stop, sizeof(std::int32_t));
+  status_.enter(RunPhase::control);
   drain();  // the step before this one
   control_.start(compute_, t, report);
   pending_ = std::move(now);
@@ -234,6 +301,7 @@ void Trainer::conclude() {
   r.mfu = model_flops_utilization(config_, r.tokens_per_second / world_.size());
   r.bytes = p.bytes;
   r.aggregated = p.events.aggregated;
+  r.aggregation_busy = busy_seconds(device_, busy_);
   r.memory_peak_bytes = device_.memory().total_peak;
   metrics_.write(r);
   const auto left = static_cast<double>(config_.schedule.steps - p.step);
@@ -241,8 +309,33 @@ void Trainer::conclude() {
                   left * r.time.total});
 }
 
+void Trainer::save() {
+  drain();
+  status_.enter(RunPhase::checkpoint);
+  const auto began = std::chrono::steady_clock::now();
+  federation_.finish();
+  device_.synchronize();
+  metrics_.sync();
+
+  CheckpointManifest state;
+  state.step = step_;
+  state.sequences_consumed = sequences_consumed_;
+  state.tokens = tokens_;
+  state.data_sequences = train_data_.sequences();
+  state.aggregated = federation_.aggregates(step_);
+  state.config = config_;
+  state.counters = to_counters(received(groups_) - counted_);
+  const std::filesystem::path path = saver_.save(std::move(state));
+  saved_step_ = step_;
+  progress_.finish();
+  log_info("step {}: checkpoint {} ({:.1f} s)", step_, path.string(),
+           std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count());
+  step_end_ = device_.record(compute_);
+}
+
 void Trainer::validate(std::int64_t t) {
   drain();
+  status_.enter(RunPhase::evaluation);
   federation_.finish();
   last_validation_ = evaluator_->run(t, groups_.mesh.federate() == 1 || federation_.aggregates(t));
   const EvaluationResult& v = *last_validation_;
@@ -258,12 +351,15 @@ void Trainer::validate(std::int64_t t) {
 }  // namespace
 
 ExitCode run_training(const TrainOptions& options, MpiSession& session) {
-  Backend backend = make_backend(options.config, session);
-  const RunFolder folder = open_run_folder(*backend.world, options.config, !options.resume.empty());
+  StatusRecord status(session.rank(), session.size());
+  Backend backend = make_backend(options.config, session, &status);
+  const RunFolder folder = open_run_folder(*backend.world, options.config, options.resume);
+  status.keep_in(folder.status() + "/" + status_file_name(session.rank()));
   configure_log(backend.world->rank(), backend.world->rank() == 0 ? folder.log() : "");
-  Trainer trainer(options, backend, folder);
+  Trainer trainer(options, backend, folder, status);
   const ExitCode code = trainer.run();
   backend.world->barrier("end of the run");
+  status.enter(code == ExitCode::done ? RunPhase::done : RunPhase::stopped);
   return code;
 }
 

@@ -122,7 +122,7 @@ class HuggingFace(Models):
         self.expect(self.trainer("export", str(self.folder / "none"), "--out", str(self.folder / "x")), 3, "none", " -> ")
         self.imported("hf_single_fp32")
         again = self.trainer("import", str(GOLDEN / "hf_single_fp32"), "--config", self.config(model={}))
-        self.expect(again, 2, "holds checkpoints already", " -> ")
+        self.expect(again, 2, "already holds a run", " -> ")
 
 
 class HuggingFaceRanks(Models):

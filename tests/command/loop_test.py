@@ -11,11 +11,11 @@ from program import DEADLINE, MODEL, MPIEXEC, TRAINER, Case, learnable_ids, rank
 
 TIMES = {"data", "forward", "backward", "optimizer", "aggregation", "total"}
 TRAIN_KEYS = {"step", "split", "loss", "perplexity", "perplexity_rank_mean", "lr", "grad_norm", "grad_norm_max",
-              "tokens", "tokens_per_second", "mfu", "time", "bytes", "aggregated", "memory"}
+              "tokens", "tokens_per_second", "mfu", "time", "aggregation_busy", "bytes", "aggregated", "memory"}
 VALIDATION_KEYS = {"step", "split", "loss", "perplexity", "loss_spread", "tokens", "seconds"}
 BYTES = {"shard": {"all_gather", "reduce_scatter"}, "replicate": {"all_reduce", "broadcast"},
          "federate": {"all_reduce"}}
-MEASURED = {"time", "tokens_per_second", "mfu", "seconds"}  # what differs between two equal runs
+MEASURED = {"time", "tokens_per_second", "mfu", "seconds", "aggregation_busy"}  # what differs between two equal runs
 
 
 def without_times(lines):

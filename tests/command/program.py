@@ -71,10 +71,11 @@ class Case(unittest.TestCase):
         command = [TRAINER, *arguments] if ranks == 1 else [MPIEXEC, "-n", str(ranks), TRAINER, *arguments]
         return self.start_command(command)
 
-    def start_command(self, command):
+    def start_command(self, command, **options):
         output = open(self.folder / "output", "wb")
         self.addCleanup(output.close)
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+                                   **options)
         self.addCleanup(self.end, process)
         return process
 

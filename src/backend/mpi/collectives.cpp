@@ -11,36 +11,28 @@
 namespace strata::mpi {
 namespace {
 
-// An operation that is one of the Communicator's collectives: observed and accounted.
+// An operation that is one of the Communicator's collectives: accounted.
 class CollectiveOperation : public Operation {
  public:
-  CollectiveOperation(const std::shared_ptr<Group>& group, Collective collective, CollectiveLabel label)
-      : Operation(group, fmt::format("step {}, unit {}: {}", label.step, label.unit, name_of(collective))),
+  CollectiveOperation(const std::shared_ptr<Group>& group, Collective collective,
+                      const CollectiveLabel& label)
+      : Operation(group, name_of(collective), label,
+                  fmt::format("step {}, unit {}: {}", label.step, label.unit, name_of(collective))),
         collective_(collective),
-        label_(std::move(label)) {}
+        traffic_(label.traffic) {}
 
  protected:
-  void begin() final {
-    if (auto* observer = group_->context->options.observer)
-      observer->begins(collective_, label_, group_->name);
-    post();
-  }
-  virtual void post() = 0;
-
   void account() final {
-    {
-      const std::lock_guard lock(group_->mutex);
-      auto& entry = group_->counters.at(label_.traffic, collective_);
-      entry.received += transfers_.received_bytes();
-      entry.sent += transfers_.sent_bytes();
-      ++entry.calls;
-    }
-    if (auto* observer = group_->context->options.observer) observer->ends(collective_, label_, group_->name);
+    const std::lock_guard lock(group_->mutex);
+    auto& entry = group_->counters.at(traffic_, collective_);
+    entry.received += transfers_.received_bytes();
+    entry.sent += transfers_.sent_bytes();
+    ++entry.calls;
   }
 
  private:
   Collective collective_;
-  CollectiveLabel label_;
+  Traffic traffic_;
 };
 
 // Every rank sends its shard to every other one.
@@ -52,7 +44,7 @@ class AllGather final : public CollectiveOperation {
         shard_(shard) {}
 
  private:
-  void post() override {
+  void begin() override {
     const std::int64_t n = shard_.count;
     for (int i = 1; i < group_->size(); ++i) {
       const int from = peer_after(group_->size() - i);
@@ -101,7 +93,7 @@ class Reduce final : public CollectiveOperation {
   }
   ConstFlat part(Chunk chunk) const { return in_.slice(chunk.begin, chunk.count); }
 
-  void post() override {
+  void begin() override {
     if (call_.weights != nullptr) weights_.assign(call_.weights, call_.weights + group_->size());
     const MpiOptions& options = group_->context->options;
     const ReductionScratch scratch = reduction_scratch(in_.count, in_.dtype, group_->size(), group_->me,
@@ -221,7 +213,7 @@ class Broadcast final : public CollectiveOperation {
   }
   std::int64_t slices_of(Chunk chunk) const { return (chunk.count + slice_ - 1) / slice_; }
 
-  void post() override {
+  void begin() override {
     const int n = group_->size(), me = group_->me;
     if (flat_) {
       if (me != root_) return transfers_.receive(data_.data, data_.bytes(), root_, 0, -1);
@@ -272,7 +264,9 @@ class Broadcast final : public CollectiveOperation {
 class Exchange final : public Operation {
  public:
   Exchange(std::shared_ptr<Group> group, std::string title, std::string mine, std::vector<std::string>* all)
-      : Operation(std::move(group), std::move(title)), mine_(std::move(mine)), all_(all) {
+      : Operation(std::move(group), title, {Traffic::control, "", -1}, title),
+        mine_(std::move(mine)),
+        all_(all) {
     use_fixed_tags();
   }
 

@@ -116,7 +116,14 @@ class MpiWorld final : public World {
     std::vector<int> everyone;
     for (int r = 0; r < session.size(); ++r) everyone.push_back(r);
     world_ = members("world", everyone);
-    if (session.size() > 1) device.set_idle_hook(deliver, 5e-3);
+    if (session.size() > 1) {
+      device.set_idle_hook(
+          [observer = options.observer] {
+            deliver();
+            if (observer != nullptr) observer->alive();
+          },
+          5e-3);
+    }
   }
   ~MpiWorld() override { context_->device.set_idle_hook(nullptr, 1); }
 

@@ -26,9 +26,11 @@ Context::Context(MpiSession& s, CpuDevice& d, const MpiOptions& o)
   sequence_numbers = static_cast<int>(tags / kMaxGroups / Transfers::kPhases);
 }
 
-Operation::Operation(std::shared_ptr<Group> group, std::string title)
+Operation::Operation(std::shared_ptr<Group> group, std::string what, CollectiveLabel label, std::string title)
     : group_(std::move(group)),
       transfers_(group_->ranks, group_->context->options.message_bytes),
+      what_(std::move(what)),
+      label_(std::move(label)),
       title_(std::move(title)) {}
 
 void Operation::start() {
@@ -37,7 +39,19 @@ void Operation::start() {
   const int place = group_->id * numbers + static_cast<int>(sequence % numbers);
   transfers_.use_tags(fixed_tags_ ? 0 : place * Transfers::kPhases);
   last_poll_ = Clock::now();
+  if (auto* observer = group_->context->options.observer)
+    number_ = observer->begins(what_, label_, group_->name);
   begin();
+}
+
+void Operation::observe_wait() {
+  constexpr std::chrono::milliseconds kBetween{20};
+  auto* observer = group_->context->options.observer;
+  if (observer == nullptr) return;
+  observer->alive();
+  if (waited_ < next_observed_ || waited_ < kBetween) return;
+  next_observed_ = waited_ + kBetween;
+  observer->waits(number_, transfers_.missing());
 }
 
 AsyncOperation::Progress Operation::progress() {
@@ -46,6 +60,7 @@ AsyncOperation::Progress Operation::progress() {
   const Progress next = advance();
   if (next == Progress::done && transfers_.idle()) {
     account();
+    if (auto* observer = group_->context->options.observer) observer->ends(number_);
     return Progress::done;
   }
   moved |= next == Progress::some;
@@ -55,6 +70,8 @@ AsyncOperation::Progress Operation::progress() {
   waited_ = moved ? Clock::duration{}
                   : waited_ + std::min<Clock::duration>(now - last_poll_, std::chrono::seconds(1));
   last_poll_ = now;
+  if (moved) next_observed_ = {};
+  observe_wait();
   if (waited_ > std::chrono::duration<double>(group_->context->options.timeout_seconds)) expire();
   return moved ? Progress::some : Progress::none;
 }

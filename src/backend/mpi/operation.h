@@ -47,7 +47,8 @@ constexpr int kMaxGroups = 256;
 // group may overlap and go through their phases at different times on different ranks.
 class Operation : public AsyncOperation {
  public:
-  Operation(std::shared_ptr<Group> group, std::string title);
+  // what, label: as the observer is told. title: how the report of a passed deadline begins.
+  Operation(std::shared_ptr<Group> group, std::string what, CollectiveLabel label, std::string title);
 
   void start() final;
   Progress progress() final;
@@ -68,12 +69,17 @@ class Operation : public AsyncOperation {
 
  private:
   [[noreturn]] void expire() const;
+  void observe_wait();
 
   using Clock = std::chrono::steady_clock;
+  std::string what_;
+  CollectiveLabel label_;
   std::string title_;
+  int number_ = 0;  // the observer's
   bool fixed_tags_ = false;
   Clock::time_point last_poll_{};
   Clock::duration waited_{};  // without progress
+  Clock::duration next_observed_{};
   std::vector<Transfers::Received> received_;
 };
 

@@ -3,18 +3,25 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "backend/communicator.h"
 #include "backend/cpu/device.h"
 
 namespace strata {
 
-// Told of every collective as it starts and ends, on the thread that runs it: status records hang here.
+// Told of every collective, barrier and exchange over MPI, on the thread that runs them: status records hang
+// here.
 class CollectiveObserver {
  public:
   virtual ~CollectiveObserver() = default;
-  virtual void begins(Collective collective, const CollectiveLabel& label, const std::string& group) = 0;
-  virtual void ends(Collective collective, const CollectiveLabel& label, const std::string& group) = 0;
+  // Returns a number that stands for it in the calls below. `what`: "all-gather", "barrier (...)".
+  virtual int begins(const std::string& what, const CollectiveLabel& label, const std::string& group) = 0;
+  // Now and then while nothing arrives: the world ranks that are waited for.
+  virtual void waits(int number, const std::vector<int>& missing) = 0;
+  virtual void ends(int number) = 0;
+  // Every few milliseconds, with or without work: this rank's communication thread is running.
+  virtual void alive() = 0;
 };
 
 struct MpiOptions {

@@ -1,0 +1,95 @@
+#include "train/resume.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "checkpoint/agree.h"
+#include "checkpoint/folder.h"
+#include "checkpoint/restore.h"
+
+namespace strata {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Newest first.
+std::vector<fs::path> candidates(World& world, const RunFolder& run, const std::string& resume) {
+  if (resume != "auto") return {resume};
+  const std::string names = agree(world, [&] {
+                              std::string text;
+                              if (world.rank() != 0) return text;
+                              for (const CheckpointFolder& c : list_checkpoints(run.checkpoints()))
+                                text = c.path.string() + '\n' + text;
+                              return text;
+                            }).at(0);
+  std::vector<fs::path> found;
+  for (std::size_t begin = 0; begin < names.size();) {
+    const std::size_t end = names.find('\n', begin);
+    found.emplace_back(names.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return found;
+}
+
+CheckpointManifest try_one(World& world, const fs::path& folder, const Config& config,
+                           const LoadCheckpoint& load) {
+  const std::string text =
+      agree(world, [&] { return world.rank() == 0 ? read_manifest_text(folder) : std::string(); }).at(0);
+  const CheckpointManifest manifest = read_manifest(text, (folder / kManifestFile).string());
+  for (const std::string& change : compatible_changes(manifest, config))
+    log_info("resuming with another value of {}", change);
+  agree(world, [&] {
+    load(folder, manifest);
+    return std::string();
+  });
+  return manifest;
+}
+
+// Only what lies in the run's own folder: others keep theirs.
+void tidy(World& world, const RunFolder& run, const fs::path& used, std::int64_t step,
+          const std::vector<fs::path>& damaged) {
+  agree(world, [&] {
+    std::error_code error;
+    if (world.rank() != 0 || !fs::equivalent(used.parent_path(), run.checkpoints(), error))
+      return std::string();
+    for (const fs::path& path : damaged) set_aside(path, "damaged");
+    for (const CheckpointFolder& later : list_checkpoints(run.checkpoints())) {
+      if (later.step <= step) continue;
+      set_aside(later.path, "superseded");
+      log_warning("{} is later than the checkpoint that is resumed: it is now called {}.superseded",
+                  later.path.string(), later.path.filename().string());
+    }
+    return std::string();
+  });
+}
+
+}  // namespace
+
+std::optional<CheckpointManifest> resume_run(World& world, const RunFolder& run, const std::string& resume,
+                                             const Config& config, const LoadCheckpoint& load) {
+  const std::vector<fs::path> all = candidates(world, run, resume);
+  std::vector<fs::path> damaged;
+  for (const fs::path& folder : all) {
+    try {
+      CheckpointManifest manifest = try_one(world, folder, config, load);
+      tidy(world, run, folder, manifest.step, damaged);
+      log_info("resumed from {}: step {}, {} sequences consumed", folder.string(), manifest.step,
+               manifest.sequences_consumed);
+      return manifest;
+    } catch (const DataError& e) {
+      damaged.push_back(folder);
+      if (damaged.size() == all.size()) throw;
+      if (world.rank() == 0)
+        log_error("THE CHECKPOINT {} IS DAMAGED AND NOT USED: {}; falling back to the one before it",
+                  folder.string(), e.what());
+    }
+  }
+  if (world.rank() == 0)
+    log_warning("--resume auto: {} holds no checkpoint; starting at step 1", run.checkpoints());
+  return std::nullopt;
+}
+
+}  // namespace strata
