@@ -109,7 +109,7 @@ def table(functions: dict, architecture: str) -> str:
         "|---|---:|" + "---:|" * len(COLUMNS),
     ]
     names = demangled(list(functions))
-    for symbol in sorted(functions, key=names.get):
+    for symbol in sorted(functions, key=lambda s: [int(p) if p.isdigit() else p for p in re.split(r"(\d+)", names[s])]):
         for number, loop in enumerate(functions[symbol].hot_loops(), 1):
             cells = " | ".join(str(loop.counts[c] or "") for c in COLUMNS)
             lines.append(f"| `{names[symbol]}`, {number} | {loop.instructions} | {cells} |")

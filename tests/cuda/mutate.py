@@ -9,7 +9,7 @@ not apply or compile, and where the tree without a fault fails.
     mutate.py --sample        a few that are cheap
     mutate.py --only NAME ... these
 
-An interrupted run goes on where it stopped, as long as the tree and the list stay as they are.
+An interrupted run goes on where it stopped, as long as the tree stays as it is.
 """
 
 import argparse
@@ -153,12 +153,12 @@ class Workshop:
 
 
 class Journal:
-    """What is known already of this very tree and list of faults: by fault, and by program and tests without a fault,
-    the modes that ran and whether their tests failed."""
+    """What is known already of this very tree: by fault, and by program and tests without a fault, the modes that ran and
+    whether their tests failed."""
 
     def __init__(self, path: Path, source: Path):
         self.path = path
-        digest = hashlib.sha256(repr((MUTATIONS, MODES)).encode())
+        digest = hashlib.sha256(repr(MODES).encode())
         for folder in COPIED:
             for file in sorted([source / folder, *(source / folder).rglob("*")]):
                 if file.is_file():
@@ -167,11 +167,15 @@ class Journal:
         if path.exists() and (before := json.loads(path.read_text()))["tree"] == self.tree:
             self.known = before["known"]
 
-    def missing(self, name: str, modes: list) -> list:
-        return [mode for mode in modes if mode.name not in self.known.get(name, {})]
+    def of(self, what) -> dict:
+        """what: a Mutation, or the program and tests of a run without one."""
+        return self.known.get(repr(what), {})
 
-    def add(self, name: str, seen: dict) -> None:
-        self.known.setdefault(name, {}).update(seen)
+    def missing(self, what, modes: list) -> list:
+        return [mode for mode in modes if mode.name not in self.of(what)]
+
+    def add(self, what, seen: dict) -> None:
+        self.known.setdefault(repr(what), {}).update(seen)
         self.path.write_text(json.dumps({"tree": self.tree, "known": self.known}, indent=1))
 
 
@@ -211,18 +215,18 @@ def main() -> int:
         journal = Journal(arguments.work / "journal.json", workshop.source)
         modes = [mode for mode in MODES if mode.build in arguments.builds]
         for program, tests in sorted({(m.program, m.tests) for m in chosen}):
-            if missing := journal.missing(f"{program} {tests}", modes):
+            if missing := journal.missing((program, tests), modes):
                 workshop.check_healthy(program, tests, missing)
-                journal.add(f"{program} {tests}", {mode.name: False for mode in missing})
+                journal.add((program, tests), {mode.name: False for mode in missing})
         print(f"without a fault all pass; {len(chosen)} faults follow", flush=True)
         for mutation in chosen:
-            if missing := journal.missing(mutation.name, modes):
+            if missing := journal.missing(mutation, modes):
                 began = time.monotonic()
-                journal.add(mutation.name, workshop.seen_by(mutation, missing))
-                seen = [mode for mode, failed in journal.known[mutation.name].items() if failed]
+                journal.add(mutation, workshop.seen_by(mutation, missing))
+                seen = [mode for mode, failed in journal.of(mutation).items() if failed]
                 what = ", ".join(seen) or "NOT SEEN"
                 print(f"{mutation.name}: {what} ({time.monotonic() - began:.0f} s)", flush=True)
-        results = [(mutation, journal.known[mutation.name]) for mutation in chosen]
+        results = [(mutation, journal.of(mutation)) for mutation in chosen]
     except Refused as fault:
         print(f"error: {fault}")
         return 1

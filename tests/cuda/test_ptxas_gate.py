@@ -171,6 +171,12 @@ class Committed(unittest.TestCase):
             self.assertEqual(budget.stack, 0, budget)
             self.assertGreaterEqual(budget.blocks["sm_90"], 1, budget)
 
+    def test_attention_keeps_eight_warps_at_head_size_128(self):
+        for kernel in ("attention_forward_kernel", "attention_queries_kernel", "attention_keys_kernel"):
+            (budget,) = [b for b in self.TABLE.values() if b.kernel == f"{kernel}<128>"]
+            for architecture in gate.ARCHITECTURES:
+                self.assertGreaterEqual(budget.blocks[architecture] * budget.threads // 32, 8, budget)
+
 
 if __name__ == "__main__":
     unittest.main()

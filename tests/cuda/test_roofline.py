@@ -1,5 +1,6 @@
 """roofline.py against numbers worked out by hand."""
 
+import re
 import sys
 import unittest
 from dataclasses import replace
@@ -124,6 +125,15 @@ class Pages(unittest.TestCase):
         self.assertEqual(roofline.count(999, "B"), "999 B")
         self.assertEqual(roofline.count(999_600, "B"), "1 MB")
         self.assertEqual(roofline.count(1_234_000, "B"), "1.23 MB")
+
+    def test_every_operation_is_timed_on_the_device_under_its_name(self):
+        source = (Path(__file__).resolve().parent / "time_kernels.cpp").read_text()
+        literals = set(re.findall(r'"([^"\n]*)"', source))
+        for work in step(Shape()) + roofline.outside_step(Shape()):
+            base, comma, kind = work.name.rpartition(", ")
+            whole = work.name in literals
+            in_parts = base in literals and comma + kind in literals
+            self.assertTrue(whole or in_parts, work.name)
 
     def test_measured_times_stand_beside_the_limit(self):
         # 4096 x 5120 read and written in bf16 and 1 MiB of tables: 84.9 MB, 17.7 us at 4.8e12 bytes/s.

@@ -1,4 +1,5 @@
-// Times the kernels on a GPU at Llama 3.1 8B shapes, 2 x 2048 tokens, AdamW on the shard of one of 8 ranks.
+// Times the kernels and the matrix products on a GPU at Llama 3.1 8B shapes, 2 x 2048 tokens, AdamW on the
+// shard of one of 8 ranks.
 //
 // Prints {"gpu": name, "seconds": {operation: median}}; the operations are those of
 // scripts/bench/roofline.py, which sets the times against the limits. Inputs are random (normal, standard
@@ -15,7 +16,9 @@
 #include <utility>
 #include <vector>
 
+#include "cuda/kernels/attention.h"
 #include "cuda/kernels/kernels.h"
+#include "cuda/ops/matrix_product.h"
 #include "tests/support/device_array.h"
 
 using namespace strata;
@@ -117,6 +120,36 @@ std::vector<std::int32_t> random_tokens(std::int64_t count) {
   return ids;
 }
 
+// y (rows, outputs) = x w^T, and its two gradients.
+void time_linear(Report& report, const std::string& name, std::int64_t rows, std::int64_t outputs,
+                 std::int64_t inputs, gpu::MatrixProducts& products, void* workspace) {
+  const Buffer x(DType::bf16, rows, inputs), w(DType::bf16, outputs, inputs), y(DType::bf16, rows, outputs);
+  const Buffer dx(DType::bf16, rows, inputs), dw(DType::f32, outputs, inputs);
+  const auto time = [&](const char* what, const gpu::Product& product) {
+    report.time(name + what, [&] { products.run(nullptr, product, workspace); });
+  };
+  time("", {.c = y.matrix(), .a = x.matrix(), .b = w.matrix(), .transpose_b = true});
+  time(", input gradient", {.c = dx.matrix(), .a = y.matrix(), .b = w.matrix()});
+  gpu::Product gradient{.c = dw.matrix(), .a = y.matrix(), .b = x.matrix(), .transpose_a = true};
+  time(", weight gradient", gradient);
+  if (rows == tokens) return;
+  gradient.accumulate = true;
+  time(", weight gradient added", gradient);
+}
+
+void time_products(Report& report, int compute_capability_major) {
+  gpu::MatrixProducts products(gpu::product_workspace_bytes(compute_capability_major));
+  const Bytes workspace(products.workspace_bytes());
+  const auto linear = [&](const char* name, std::int64_t rows, std::int64_t outputs, std::int64_t inputs) {
+    time_linear(report, name, rows, outputs, inputs, products, workspace.data());
+  };
+  linear("linear q, k, v", tokens, queries + 2 * keys, hidden);
+  linear("linear output", tokens, hidden, queries);
+  linear("linear gate, up", tokens, 2 * intermediate, hidden);
+  linear("linear down", tokens, hidden, intermediate);
+  linear("linear vocabulary", piece, vocabulary, hidden);
+}
+
 void time_rows(Report& report) {
   const Buffer x(DType::bf16, tokens, hidden), residual(DType::bf16, tokens, hidden),
       sum(DType::bf16, tokens, hidden);
@@ -170,6 +203,25 @@ void time_vocabulary(Report& report) {
   const Buffer logits(DType::bf16, piece, vocabulary), losses(DType::f32, piece);
   report.time("cross_entropy",
               [&] { gpu::cross_entropy(nullptr, logits.matrix(), losses.as<float>(), ids.data(), true); });
+}
+
+void time_attention(Report& report) {
+  const AttentionShape shape{batch, sequence, query_heads, key_value_heads, head_size};
+  const Buffer qkv(DType::bf16, tokens, queries + 2 * keys), dqkv(DType::bf16, tokens, queries + 2 * keys);
+  const Buffer out(DType::bf16, tokens, queries), dout(DType::bf16, tokens, queries);
+  const Buffer lse(DType::f32, batch * query_heads * sequence);
+  const Bytes scratch(gpu::attention_backward_scratch_bytes(shape));
+  const auto part = [](const Buffer& b, std::int64_t first, std::int64_t columns) {
+    return b.matrix().block(0, first, tokens, columns);
+  };
+  const Matrix q = part(qkv, 0, queries), k = part(qkv, queries, keys), v = part(qkv, queries + keys, keys);
+  report.time("attention_forward",
+              [&] { gpu::attention_forward(nullptr, shape, out.matrix(), lse.as<float>(), q, k, v); });
+  report.time("attention_backward", [&] {
+    gpu::attention_backward(nullptr, shape, part(dqkv, 0, queries), part(dqkv, queries, keys),
+                            part(dqkv, queries + keys, keys), dout.matrix(), out.matrix(), lse.as<float>(), q,
+                            k, v, reinterpret_cast<float*>(scratch.data()));
+  });
 }
 
 void time_shard(Report& report) {
@@ -230,8 +282,10 @@ int main() {
   cudaDeviceProp properties;
   test::check(cudaGetDeviceProperties(&properties, 0), "cudaGetDeviceProperties");
   Report report;
+  time_products(report, properties.major);
   time_rows(report);
   time_vocabulary(report);
+  time_attention(report);
   time_shard(report);
   report.print(properties.name);
   return 0;

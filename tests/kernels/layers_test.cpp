@@ -272,7 +272,8 @@ void check_cross_entropy(DType type, const Shape& s, const Vector& logits,
 
 std::vector<std::int32_t> some_targets(int rows, int vocabulary) {
   std::vector<std::int32_t> targets(rows);
-  for (int i = 0; i < rows; ++i) targets[i] = i % 5 == 4 ? -100 : (i * 7 + vocabulary - 1) % vocabulary;
+  for (int i = 0; i < rows; ++i)
+    targets[i] = i % 5 != 4 ? (i * 7 + vocabulary - 1) % vocabulary : i % 2 == 0 ? -1 : -100;
   return targets;
 }
 
