@@ -104,11 +104,6 @@ MUTATIONS = [
         "if constexpr (Tiles::shares > 1) {\n      __syncthreads();",
         "if constexpr (Tiles::shares > 1) {",
     ),
-    backward_256(
-        "attention backward: dk leaves through keys that another warp still reads",
-        "if constexpr (Tiles::shares > 1) __syncthreads();\n  scale_by",
-        "scale_by",
-    ),
     # ---- asynchronous copies ----
     forward(
         "attention forward: the wait for keys is one group short",
