@@ -130,10 +130,13 @@ StatusRecord::~StatusRecord() {
 
 void StatusRecord::keep_in(const std::string& path) {
   const int file = ::open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-  const bool sized = file >= 0 && ::ftruncate(file, sizeof(StatusData)) == 0;
-  void* mapped =
-      sized ? ::mmap(nullptr, sizeof(StatusData), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0) : MAP_FAILED;
-  const int error = errno;
+  // Its blocks are claimed: without them, a write to the mapping on a full disk would be a SIGBUS.
+  int error = file < 0 ? errno : ::posix_fallocate(file, 0, sizeof(StatusData));
+  void* mapped = MAP_FAILED;
+  if (error == 0) {
+    mapped = ::mmap(nullptr, sizeof(StatusData), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    error = errno;
+  }
   if (file >= 0) ::close(file);
   if (mapped == MAP_FAILED) {
     log_warning("{}: no status record ({}) -> check the run folder", path, std::strerror(error));
