@@ -17,7 +17,7 @@ namespace fs = std::filesystem;
 
 // Newest first.
 std::vector<fs::path> candidates(World& world, const RunFolder& run, const std::string& resume) {
-  if (resume != "auto") return {resume};
+  if (resume != "auto") return {resume_path(resume)};
   const std::string names = agree(world, [&] {
                               std::string text;
                               if (world.rank() != 0) return text;

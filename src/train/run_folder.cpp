@@ -1,11 +1,16 @@
 #include "train/run_folder.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "checkpoint/agree.h"
 #include "checkpoint/folder.h"
 #include "config/load.h"
@@ -46,26 +51,56 @@ bool holds_run(const RunFolder& folder) {
 bool continues(const RunFolder& folder, const std::string& resume) {
   std::error_code error;
   return resume == "auto" ||
-         (!resume.empty() &&
-          fs::equivalent(fs::absolute(resume).lexically_normal().parent_path(), folder.checkpoints(), error));
+         (!resume.empty() && fs::equivalent(resume_path(resume).parent_path(), folder.checkpoints(), error));
 }
 
-void prepare(const RunFolder& folder, const std::string& resume) {
+// A lock of the open file (not of the process: closing another descriptor must not end it), which network
+// file systems know too.
+std::shared_ptr<const void> lock(const std::string& path) {
+  const int file = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+  struct flock whole {};
+  whole.l_type = F_WRLCK, whole.l_whence = SEEK_SET;
+  if (file >= 0 && ::fcntl(file, F_OFD_SETLK, &whole) == 0)
+    return {nullptr, [file](const void*) { ::close(file); }};
+  const int error = errno;
+  if (file >= 0) ::close(file);
+  if (error == EAGAIN || error == EACCES)
+    throw UsageError(fmt::format(
+        "{} is held: another job is writing to this run folder -> wait for its end or stop it, or choose "
+        "another run_dir",
+        path));
+  log_warning("{}: cannot be locked ({}) -> make sure that no other job uses this run folder", path,
+              std::strerror(error));
+  return nullptr;
+}
+
+void prepare(RunFolder& folder, const std::string& resume) {
   if (holds_run(folder) && !continues(folder, resume))
     throw UsageError(fmt::format(
         "the run folder {} already holds a run{} -> continue it with --resume auto, or choose another "
         "run_dir, or "
         "remove the folder",
         folder.path, resume.empty() ? "" : fmt::format(", and {} is not one of its checkpoints", resume)));
-  std::error_code error;
-  fs::remove_all(folder.status(), error);
-  fs::create_directories(folder.status(), error);
-  if (error)
-    throw UsageError(fmt::format("cannot create {} ({}) -> check run_dir, its permissions and free space",
-                                 folder.status(), error.message()));
+  const auto create = [](const std::string& path) {
+    std::error_code error;
+    fs::create_directories(path, error);
+    if (error)
+      throw UsageError(fmt::format("cannot create {} ({}) -> check run_dir, its permissions and free space",
+                                   path, error.message()));
+  };
+  create(folder.path);
+  folder.lock = lock(folder.lock_file());
+  std::error_code ignored;
+  fs::remove_all(folder.status(), ignored);
+  create(folder.status());
 }
 
 }  // namespace
+
+fs::path resume_path(const std::string& resume) {
+  const fs::path path = fs::absolute(resume).lexically_normal();
+  return path.has_filename() ? path : path.parent_path();
+}
 
 RunFolder open_run_folder(World& world, const Config& config, const std::string& resume) {
   require_one_config(world, write_config(config));

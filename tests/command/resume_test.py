@@ -245,7 +245,7 @@ class Damage(ResumeCase):
 
     def test_an_older_one_by_name(self):
         before = without_times(self.metrics())
-        self.resume(self.checkpoint(4), 0, "step_00000006.superseded")
+        self.resume(f"{self.checkpoint(4)}/", 0, "step_00000006.superseded")  # as a shell completes it
         self.assertEqual(without_times(self.metrics()), before)
         self.assertEqual(self.steps(), [4, 6])
 
@@ -304,6 +304,18 @@ class Disk(ResumeCase):
         self.assertEqual([p.name for p in (self.folder / "run/checkpoints").iterdir()], ["step_00000002"])
         self.train(1, "--resume", "auto", schedule={"steps": 4})
         self.assertEqual(self.steps(), [2, 4])
+
+    def test_one_job_at_a_time(self):
+        """The second job is refused and changes nothing. A job that was killed leaves a file but no lock."""
+        process = self.start("--config", self.config(schedule={"steps": 1000000}, checkpoint={"every": 20}))
+        self.wait_for_steps(process, 3)
+        self.train(1, "--resume", "auto", schedule={"steps": 6}, code=2, pieces=["another job is writing"])
+        self.assertEqual(json.loads((self.folder / "run/config.resolved.json").read_text())["schedule"]["steps"], 1000000)
+        process.kill()
+        process.wait()
+        self.assertTrue((self.folder / "run/lock").exists())
+        shutil.rmtree(self.folder / "run/checkpoints", ignore_errors=True)
+        self.train(1, "--resume", "auto", schedule={"steps": 6})
 
     def test_a_folder_that_cannot_be_made(self):
         (self.folder / "run").mkdir()
