@@ -1,5 +1,8 @@
+#include <fmt/format.h>
+
 #include <nlohmann/json.hpp>
 
+#include "base/error.h"
 #include "base/log.h"
 #include "checkpoint/hf_folder.h"
 #include "checkpoint/save.h"
@@ -17,6 +20,12 @@ namespace {
 
 Config config_with_model_of(const ImportArguments& a) {
   std::vector<std::string> sets = a.sets;
+  for (const std::string& set : sets)
+    if (set.starts_with("model.") || set.starts_with("model="))
+      throw UsageError(
+          fmt::format("--set {}: the model is the one that {}/config.json describes -> leave it out, or "
+                      "change that file",
+                      set, a.folder));
   const nlohmann::json model = {{"path", (std::filesystem::path(a.folder) / "config.json").string()}};
   sets.push_back("model=" + model.dump());
   return load_config(a.config, sets);

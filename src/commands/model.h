@@ -33,7 +33,7 @@ ExitCode export_command(const ExportArguments& arguments);
 struct ImportArguments {
   std::string folder;             // Hugging Face's
   std::string config;             // file; its model is replaced by the folder's
-  std::vector<std::string> sets;  // "a.b.c=value"
+  std::vector<std::string> sets;  // "a.b.c=value"; none of the model
 };
 // Makes a run folder with a checkpoint of step 0 that holds the folder's weights: training resumes from it,
 // on any mesh. Every rank of the configured mesh calls it.

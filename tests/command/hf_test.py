@@ -109,6 +109,8 @@ class HuggingFace(Models):
         config, folder = self.config(model={}), self.folder / "hf"
         self.expect(self.trainer("import", str(self.folder / "none"), "--config", config), 2, "none/config.json", " -> ")
         shutil.copytree(GOLDEN / "hf_sharded_bf16", folder)
+        self.expect(self.trainer("import", str(folder), "--config", config, "--set", "model.rope_theta=5"), 2,
+                    "model.rope_theta=5", "hf/config.json", " -> ")
         (folder / "model-00002-of-00002.safetensors").unlink()
         self.expect(self.trainer("import", str(folder), "--config", config), 3, "model-00002-of-00002", " -> ")
         described = json.loads((folder / "config.json").read_text())
