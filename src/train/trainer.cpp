@@ -222,6 +222,8 @@ ExitCode Trainer::run() {
   if (observer_ != nullptr) observer_->finished(engine_, groups_);
   if (saved_step_ != step_) save();
   progress_.finish();
+  if (step_ < steps)
+    log_info("stopped by a signal after step {} of {} -> continue with --resume auto", step_, steps);
   return step_ < steps ? ExitCode::stopped : ExitCode::done;
 }
 
@@ -304,9 +306,8 @@ void Trainer::conclude() {
   r.aggregation_busy = busy_seconds(device_, busy_);
   r.memory_peak_bytes = device_.memory().total_peak;
   metrics_.write(r);
-  const auto left = static_cast<double>(config_.schedule.steps - p.step);
-  progress_.show({p.step, config_.schedule.steps, r.loss, r.lr, r.grad_norm, r.tokens_per_second, r.mfu,
-                  left * r.time.total});
+  progress_.show(
+      {p.step, config_.schedule.steps, r.loss, r.lr, r.grad_norm, r.tokens_per_second, r.mfu, r.time.total});
 }
 
 void Trainer::save() {
