@@ -41,7 +41,7 @@ int main(int argc, char** argv) {
   app.add_flag("--dry-run", dry_run, "print configuration, mesh, memory and bytes to move, then stop");
   app.add_option("--ranks", ranks,
                  "with --dry-run: the ranks there are; refuse a mesh that does not fill them")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(1, 1 << 30));
   const CLI::App* reference =
       app.add_subcommand("config-reference", "print all configuration keys as Markdown");
   std::function<ExitCode()> chosen;  // by subcommands that bring their own options

@@ -10,6 +10,9 @@
 namespace strata {
 namespace {
 
+// CLI::PositiveNumber would name the largest double as the end of its range.
+const CLI::Range at_least_one(std::int64_t{1}, std::int64_t{1} << 40);
+
 void add_checkpoint_choice(CLI::App& command, CheckpointArguments& arguments) {
   command.add_option("--group", arguments.choice.group,
                      "of a checkpoint between aggregations: the federation group whose model to take");
@@ -55,14 +58,13 @@ void add_evaluate(CLI::App& app, std::function<ExitCode()>& chosen) {
   command->add_option("--hf", a->hf, "a Hugging Face folder")->excludes(checkpoint);
   command->add_option("--data", a->data, "shard files, prefixes or folders")->required();
   add_checkpoint_choice(*command, a->checkpoint);
-  command->add_option("--sequence-length", a->sequence_length, "tokens of a sequence")
-      ->check(CLI::PositiveNumber);
-  command->add_option("--batch-size", a->batch_size, "sequences at a time")->check(CLI::PositiveNumber);
+  command->add_option("--sequence-length", a->sequence_length, "tokens of a sequence")->check(at_least_one);
+  command->add_option("--batch-size", a->batch_size, "sequences at a time")->check(at_least_one);
   command->add_option("--sequences", a->sequences, "how many sequences, from the start; default all")
-      ->check(CLI::PositiveNumber);
+      ->check(at_least_one);
   command->add_option("--ignore-token", a->ignore_token, "targets equal to this id do not count");
   command->add_option("--precision", a->precision, "fp32 or bf16")->check(CLI::IsMember({"fp32", "bf16"}));
-  command->add_option("--threads", a->threads, "CPU threads a rank")->check(CLI::PositiveNumber);
+  command->add_option("--threads", a->threads, "CPU threads a rank")->check(CLI::Range(1, 1024));
   command->callback([a, &chosen] { chosen = [a] { return evaluate_command(*a); }; });
 }
 

@@ -252,7 +252,7 @@ std::vector<Key> model_keys() {
       preset(),
       model_path(),
       required(integer("model.hidden_size", FIELD(model.hidden_size), 8, 1 << 20, "width; a multiple of 8")),
-      required(integer("model.intermediate_size", FIELD(model.intermediate_size), 8, 1 << 22,
+      required(integer("model.intermediate_size", FIELD(model.intermediate_size), 8, 1 << 20,
                        "width of the feed-forward layer; a multiple of 8")),
       required(
           integer("model.num_hidden_layers", FIELD(model.num_hidden_layers), 1, 1 << 14, "decoder layers")),
@@ -261,7 +261,7 @@ std::vector<Key> model_keys() {
       derived(integer("model.num_key_value_heads", FIELD(model.num_key_value_heads), 1, 1 << 16,
                       "key and value heads; divides num_attention_heads"),
               "num_attention_heads"),
-      derived(integer("model.head_dim", FIELD(model.head_dim), 8, 256, "size of a head; even"),
+      derived(integer("model.head_dim", FIELD(model.head_dim), 32, 256, "size of a head; even"),
               "hidden_size / num_attention_heads"),
       required(integer("model.vocab_size", FIELD(model.vocab_size), 2, 1 << 24, "token ids are below it")),
       derived(integer("model.max_position_embeddings", FIELD(model.max_position_embeddings), 1, kInt,

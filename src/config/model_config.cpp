@@ -262,8 +262,8 @@ void finish_model(LlamaConfig& m, std::int64_t sequence_length, const std::strin
          "change one of the two or give head_dim");
     m.head_dim = m.hidden_size / m.num_attention_heads;
   }
-  need(m.head_dim % 2 == 0 && m.head_dim >= 8 && m.head_dim <= 256, "head_dim", m.head_dim,
-       "even numbers from 8 to 256 (halves of a head rotate together)",
+  need(m.head_dim % 2 == 0 && m.head_dim >= 32 && m.head_dim <= 256, "head_dim", m.head_dim,
+       "even numbers from 32 to 256 (halves of a head rotate together)",
        "change hidden_size or num_attention_heads, or give head_dim");
   if (m.max_position_embeddings == 0) m.max_position_embeddings = sequence_length;
 }

@@ -51,7 +51,7 @@ void refused(const std::string& rest, const std::vector<std::string>& pieces) {
 }
 
 const std::string kShape =
-    R"("hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 97)";
+    R"("hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 97)";
 
 void model_refused(const std::string& rest, const std::vector<std::string>& pieces) {
   check_says(refusal([&] { read_model("{" + kShape + ", " + rest + "}"); }), pieces);
@@ -268,8 +268,8 @@ TEST_CASE("impossible model shapes are refused") {
   };
   check_says(shape("num_key_value_heads", 3), {"model.num_key_value_heads", "3", "num_attention_heads = 4"});
   check_says(shape("head_dim", 33), {"model.head_dim", "33", "even"});
-  check_says(shape("head_dim", 0), {"model.head_dim", "from 8 to 256"});
-  check_says(shape("head_dim", 512), {"model.head_dim", "from 8 to 256"});
+  check_says(shape("head_dim", 0), {"model.head_dim", "from 32 to 256"});
+  check_says(shape("head_dim", 512), {"model.head_dim", "from 32 to 256"});
   check_says(shape("hidden_size", 250), {"model.hidden_size", "250", "multiples of 8"});
   check_says(shape("intermediate_size", 701), {"model.intermediate_size", "multiples of 8"});
   check_says(shape("vocab_size", 0), {"model.vocab_size", "from 2"});
@@ -282,14 +282,20 @@ TEST_CASE("impossible model shapes are refused") {
       {"model.num_attention_heads", "3", "hidden_size = 64"});
   check_says(
       refusal([] {
-        read_model(R"({"hidden_size": 72, "intermediate_size": 128, "num_hidden_layers": 1, "vocab_size": 9,
+        read_model(R"({"hidden_size": 264, "intermediate_size": 128, "num_hidden_layers": 1, "vocab_size": 9,
                               "num_attention_heads": 8})");
       }),
-      {"model.head_dim", "9", "even"});
+      {"model.head_dim", "33", "even"});
+  check_says(
+      refusal([] {
+        read_model(R"({"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "vocab_size": 9,
+                              "num_attention_heads": 4})");
+      }),
+      {"model.head_dim", "16", "from 32 to 256"});
   // Sizes that were left out follow from the others.
   const Config c = read_model("{" + kShape + "}");
   CHECK(c.model.num_key_value_heads == 4);
-  CHECK(c.model.head_dim == 16);
+  CHECK(c.model.head_dim == 32);
   CHECK(c.model.max_position_embeddings == 128);
 }
 
@@ -347,7 +353,7 @@ TEST_CASE("a Hugging Face config.json is read, in the styles of transformers 4 a
   CHECK(write_config(read_model("{\"path\": \"" + five.path + "\"}")).find(five.path) == std::string::npos);
 
   const TemporaryFile bare("bare.json",
-                           R"({"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4,
+                           R"({"hidden_size": 128, "intermediate_size": 128, "num_attention_heads": 4,
     "num_hidden_layers": 1, "vocab_size": 97, "rope_parameters": {"rope_theta": 1e4, "rope_type": "default"}})");
   const Config c = read_model("{\"path\": \"" + bare.path + "\"}");
   CHECK(c.model.rms_norm_eps == 1e-6);  // Hugging Face's default
@@ -364,7 +370,7 @@ TEST_CASE("a Hugging Face config.json is read, in the styles of transformers 4 a
 TEST_CASE("models that differ from a Llama in their mathematics are refused") {
   CHECK(
       read_model("{" + kShape + R"(, "attention_bias": false, "sliding_window": null, "hidden_act": "silu"})")
-          .model.hidden_size == 64);
+          .model.hidden_size == 128);
   model_refused(R"("attention_bias": true)", {"model.attention_bias", "true", "bias"});
   model_refused(R"("mlp_bias": true)", {"model.mlp_bias"});
   model_refused(R"("hidden_act": "gelu")", {"model.hidden_act", "\"gelu\"", "silu"});
