@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from errors import DataToolError, UsageError
+from errors import DataToolError, UsageError, describe_os_error
 
 SMOOTHING_WINDOWS = 40  # the smoothed curve averages over this fraction of the run
 
@@ -166,9 +166,12 @@ def main() -> int:
             name = (run if run.is_dir() else run.parent).resolve().name
             runs[name if name not in runs else str(run)] = read_metrics(run)
         draw(runs, arguments.x, dict(arguments.line), arguments.title, out)
-    except (DataToolError, OSError) as error:
+    except DataToolError as error:
         print(f"plot.py: {error}", file=sys.stderr)
-        return getattr(error, "exit_code", 3)
+        return error.exit_code
+    except OSError as error:
+        print(f"plot.py: {describe_os_error(error, out)}", file=sys.stderr)
+        return 3
     print(out)
     return 0
 

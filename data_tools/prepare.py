@@ -23,7 +23,7 @@ import encode
 import readers
 import shards
 import tokenizer_files
-from errors import DataToolError, UsageError
+from errors import DataToolError, UsageError, describe_os_error
 
 REPORTED_BAD = 5
 
@@ -340,7 +340,7 @@ def main() -> int:
         print(f"prepare.py: {error}", file=sys.stderr)
         return error.exit_code
     except OSError as error:
-        print(f"prepare.py: {error}", file=sys.stderr)
+        print(f"prepare.py: {describe_os_error(error, arguments.out)}", file=sys.stderr)
         return 3
     except Interrupted as interruption:
         print(f"prepare.py: {signal.Signals(interruption.signum).name}: stopped, nothing was written", file=sys.stderr)

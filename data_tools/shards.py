@@ -14,6 +14,7 @@ Writers fill `*.partial` files; nothing carries its final name before `commit`, 
 .idx last. A pair without its .idx is not a shard, so no interruption leaves half of one that looks whole.
 """
 
+import contextlib
 import os
 import pathlib
 import struct
@@ -52,6 +53,12 @@ def sync_and_close(file) -> None:
     file.flush()
     os.fsync(file.fileno())
     file.close()
+
+
+def close_abandoned(file) -> None:
+    """Closing writes what is buffered, which a full disk refuses; of a file that is removed that is no fault."""
+    with contextlib.suppress(OSError):
+        file.close()
 
 
 class MegatronWriter:
@@ -99,8 +106,8 @@ class MegatronWriter:
 
     def abandon(self) -> None:
         for file, path in ((self._bin, self.bin_path), (self._idx, self.idx_path)):
-            file.close()
             pathlib.Path(f"{path}{PARTIAL}").unlink(missing_ok=True)
+            close_abandoned(file)
 
 
 class LlmcWriter:
@@ -154,10 +161,10 @@ class LlmcWriter:
             self._close_shard()
 
     def abandon(self) -> None:
-        if self._file is not None:
-            self._file.close()
         for path in self._paths:
             pathlib.Path(f"{path}{PARTIAL}").unlink(missing_ok=True)
+        if self._file is not None:
+            close_abandoned(self._file)
 
 
 def commit(finished: list[pathlib.Path], obsolete: list[pathlib.Path]) -> None:

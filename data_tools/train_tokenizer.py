@@ -8,6 +8,7 @@ next 256 the bytes, so every text can be encoded. The same corpus always gives t
 """
 
 import argparse
+import contextlib
 import os
 import pathlib
 import sys
@@ -18,7 +19,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 import readers
 import shards
 import tokenizer_files
-from errors import BadDocument, DataToolError
+from errors import BadDocument, DataToolError, describe_os_error
 
 SPECIALS = [tokenizer_files.BEGIN_OF_TEXT, tokenizer_files.END_OF_TEXT]
 SMALLEST_VOCAB = 256 + len(SPECIALS)
@@ -79,13 +80,18 @@ def main() -> int:
             )
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
         partial = pathlib.Path(f"{arguments.out}{shards.PARTIAL}")
-        file = open(partial, "wb")
-        file.write(tokenizer.to_str(pretty=True).encode() + b"\n")
-        shards.sync_and_close(file)
-        os.replace(partial, arguments.out)
-    except (DataToolError, OSError) as error:
+        with contextlib.ExitStack() as cleanup:
+            file = open(partial, "wb")
+            cleanup.callback(partial.unlink, missing_ok=True)
+            file.write(tokenizer.to_str(pretty=True).encode() + b"\n")
+            shards.sync_and_close(file)
+            os.replace(partial, arguments.out)
+    except DataToolError as error:
         print(f"train_tokenizer.py: {error}", file=sys.stderr)
-        return getattr(error, "exit_code", 3)
+        return error.exit_code
+    except OSError as error:
+        print(f"train_tokenizer.py: {describe_os_error(error, arguments.out)}", file=sys.stderr)
+        return 3
     print(f"{arguments.out}: {size:,} tokens")
     return 0
 

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import resource
 import signal
 import subprocess
 import sys
@@ -158,3 +159,24 @@ def test_at_every_instant_of_the_commit_an_index_stands_only_beside_its_own_toke
         if not died:
             break
     assert last == 8 and len(whole) == 4
+
+
+@pytest.mark.parametrize("tool", ["prepare.py", "train_tokenizer.py", "prepare.py --format llmc"])
+def test_a_full_disk_leaves_nothing_behind_and_is_named(tmp_path, large_corpus, tokenizer_path, documents, tool):
+    """A limit on the size of files stands for it: writing fails, and so does closing what is still buffered."""
+    name, *options = tool.split()
+    out = tmp_path / "out"
+    if name == "prepare.py":
+        arguments = [large_corpus, "--tokenizer", tokenizer_path, "--out", out, "--workers", 1, *options]
+        target = out
+    else:
+        target = out / "tokenizer.json"
+        arguments = [write_jsonl(tmp_path / "small.jsonl", documents), "--vocab-size", 300, "--out", target]
+    result = subprocess.run(
+        [sys.executable, str(TOOLS / name), *map(str, arguments)],
+        capture_output=True, text=True, timeout=120,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 10, 1 << 10)),
+    )  # fmt: skip
+    assert result.returncode == 3, result.stderr
+    assert f"{target}: File too large -> check" in result.stderr and "Traceback" not in result.stderr
+    assert [path.name for path in out.iterdir() if path.name != ".prepare.lock"] == []
