@@ -386,7 +386,13 @@ class Lost(ResumeCase):
 
     def test_a_rank_that_is_killed(self):
         process, pids = self.start_long()
+        # The launcher would end the others within the same milliseconds, too soon to tell who went first.
+        stat = pathlib.Path(f"/proc/{pids[2]}/stat").read_text()
+        launcher = int(stat.rpartition(")")[2].split()[1])
+        os.kill(launcher, signal.SIGSTOP)
         os.kill(pids[2], signal.SIGKILL)
+        time.sleep(1)
+        os.kill(launcher, signal.SIGCONT)
         result = self.finish(process)
         self.expect_nobody(pids)
         self.assertNotEqual(result.code, 0)
