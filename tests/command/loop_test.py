@@ -176,7 +176,8 @@ class Stop(Signals):
     def test_second_signal(self):
         """Another signal while the run is stopping changes nothing. A SIGINT after one kills at once (which of the
         two comes first here is the system's choice): that tears no line either."""
-        self.expect(self.stop(1, [signal.SIGTERM, signal.SIGUSR1])[0], 75)
+        self.expect(self.stop(1, [signal.SIGTERM, signal.SIGUSR1])[0], 75,
+                    "stopped by a signal after step", "--resume auto")
         (self.folder / "run").rename(self.folder / "first")
         result, _, _ = self.stop(1, [signal.SIGTERM, signal.SIGINT])
         self.assertIn(result.code, (75, -signal.SIGINT), result.output)
