@@ -43,6 +43,17 @@ void require_one_config(World& world, const std::string& resolved) {
   }
 }
 
+void require_one_resume(World& world, const std::string& resume) {
+  const std::vector<std::string> all = world.gather_strings(resume);
+  const auto name = [](const std::string& r) { return r.empty() ? "no --resume" : "--resume " + r; };
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank] == all[0]) continue;
+    throw UsageError(
+        fmt::format("rank {} was started with {} and rank 0 with {} -> give every rank the same --resume",
+                    rank, name(all[rank]), name(all[0])));
+  }
+}
+
 bool holds_run(const RunFolder& folder) {
   std::error_code error;
   return fs::exists(folder.metrics(), error) || !list_checkpoints(folder.checkpoints()).empty();
@@ -104,6 +115,7 @@ fs::path resume_path(const std::string& resume) {
 
 RunFolder open_run_folder(World& world, const Config& config, const std::string& resume) {
   require_one_config(world, write_config(config));
+  require_one_resume(world, resume);
   RunFolder folder{config.run_dir};
   agree(world, [&] {
     if (world.rank() == 0) prepare(folder, resume);

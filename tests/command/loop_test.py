@@ -294,6 +294,14 @@ class RefusalsOfRanks(RefusalChecks):
         self.expect(result, 2, "rank 1 has another configuration than rank 0", "optimizer/lr", "0.5", "0.01", " -> ")
         self.assertFalse((self.folder / "run").exists())
 
+    def test_ranks_of_which_one_resumes(self):
+        config = self.config(mesh={"shard": 2}, timeout_seconds=30)
+        result = self.finish(self.start_command(
+            [MPIEXEC, "-n", "1", TRAINER, "--config", config, "--resume", "auto", ":",
+             "-n", "1", TRAINER, "--config", config]))
+        self.expect(result, 2, "rank 1 was started with no --resume and rank 0 with --resume auto", " -> ")
+        self.assertFalse((self.folder / "run").exists())
+
 
 class Truncated(Case):
     def cut(self, ranks, **changes):
