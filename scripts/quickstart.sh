@@ -20,7 +20,7 @@ corpus=build/corpus/italian.jsonl
 tokenizer=build/corpus/tokenizer.json
 shards=build/corpus/shards
 baseline=build/corpus/ngram.json
-fp32_steps=1900
+fp32_steps=2050
 took=()
 
 # timed NAME command...: runs a stage and remembers how long it took.
