@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
 
 #include "base/error.h"
 #include "data/permutation.h"
@@ -33,6 +35,23 @@ std::vector<std::string> shards_of(const std::string& folder) {
   return shards;
 }
 
+// data_tools/prepare.py describes a shard in NAME.json. A vocabulary larger than the model's is refused from
+// there, at once and not hours later when a step reads such a token. Other files of that name say nothing.
+void require_vocabulary(const TokenFile& file, std::int64_t vocabulary) {
+  constexpr std::uintmax_t kLargestDescription = 1 << 20;
+  const fs::path path = fs::path(file.path()).replace_extension(".json");
+  std::error_code missing;
+  if (fs::file_size(path, missing) > kLargestDescription || missing) return;
+  std::ifstream in(path);
+  const auto description = nlohmann::json::parse(in, nullptr, false);
+  if (!description.is_object() || description.value("format", nlohmann::json()) != "megatron") return;
+  const auto size = description.value("vocab_size", nlohmann::json());
+  if (!size.is_number_integer() || size.get<std::int64_t>() <= vocabulary) return;
+  throw DataError(fmt::format(
+      "{}: its tokens are of a vocabulary of {}, the model's has {} -> set model.vocab_size to at least {}",
+      file.path(), size.get<std::int64_t>(), vocabulary, size.get<std::int64_t>()));
+}
+
 }  // namespace
 
 TokenDataset::TokenDataset(const std::vector<std::string>& paths, std::int64_t sequence_length,
@@ -44,6 +63,7 @@ TokenDataset::TokenDataset(const std::vector<std::string>& paths, std::int64_t s
     const bool folder = fs::is_directory(path, ignored);
     for (const std::string& shard : folder ? shards_of(path) : std::vector<std::string>{path}) {
       files_.emplace_back(shard);
+      require_vocabulary(files_.back(), vocabulary);
       starts_.push_back(starts_.back() + files_.back().tokens());
     }
   }

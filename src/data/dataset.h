@@ -16,7 +16,8 @@ class TokenDataset {
  public:
   // Each path is a shard file, a prefix (NAME for NAME.bin + NAME.idx) or a folder, whose shards are taken in
   // the order of their names. Every shard's header or index is validated here, ids when they are read. Throws
-  // DataError; also when there is not one whole sequence.
+  // DataError; also when there is not one whole sequence, or when the description beside a shard (NAME.json,
+  // from data_tools/prepare.py) tells of a larger vocabulary.
   TokenDataset(const std::vector<std::string>& paths, std::int64_t sequence_length, std::int64_t vocabulary);
 
   std::int64_t sequences() const { return (tokens() - 1) / sequence_length_; }

@@ -96,6 +96,23 @@ TEST_CASE("data that cannot make a sequence is refused") {
   CHECK(data_error([&] { TokenDataset({folder.path}, 3, 10); }).find("a.bin") != std::string::npos);
 }
 
+TEST_CASE("a shard described as one of a larger vocabulary is refused at once") {
+  const Folder folder("described");
+  const std::string prefix = folder.path + "/shard";
+  write_megatron(prefix, range(0, 40), {40}, 8);
+  auto open = [&](std::int64_t vocabulary) {
+    return data_error([&] { const TokenDataset opened({prefix}, 8, vocabulary); });
+  };
+  std::ofstream(prefix + ".json") << R"({"format": "megatron", "vocab_size": 512})";
+  CHECK(open(512) == "(nothing was refused)");
+  CHECK(open(511).find("vocabulary of 512, the model's has 511") != std::string::npos);
+  for (const char* other : {R"({"vocab_size": 512})", R"({"format": "megatron", "vocab_size": "many"})",
+                            "{\"format\": \"megatron\"}\n{\"vocab_size\": 512}\n", "[]", ""}) {
+    std::ofstream(prefix + ".json", std::ios::trunc) << other;
+    CHECK(open(511) == "(nothing was refused)");
+  }
+}
+
 TEST_CASE("the permutation is a bijection for every size") {
   auto check = [](std::int64_t size, std::uint64_t seed, std::int64_t epoch) {
     const Permutation p(size, seed, epoch);
