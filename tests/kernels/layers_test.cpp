@@ -279,7 +279,8 @@ std::vector<std::int32_t> some_targets(int rows, int vocabulary) {
 
 }  // namespace
 
-TEST_CASE("cross-entropy: CPU and double precision agree; masked rows, huge offsets, wide vocabularies") {
+TEST_CASE(
+    "cross-entropy: CPU and double precision agree on masked rows, huge offsets and wide vocabularies") {
   const DType type = GENERATE(DType::f32, DType::bf16);
   std::vector<Shape> shapes = {{1, 1, 0},
                                {17, 17, 3},
@@ -298,7 +299,7 @@ TEST_CASE("cross-entropy: CPU and double precision agree; masked rows, huge offs
   check_cross_entropy(type, s, logits, some_targets(s.rows, s.cols));
 }
 
-TEST_CASE("cross-entropy: logits of -inf have no probability; a row of nothing else, and NaN, give NaN") {
+TEST_CASE("cross-entropy: logits of -inf have no probability, a row of nothing else and NaN give NaN") {
   const DType type = GENERATE(DType::f32, DType::bf16);
   const Shape s{6, 2056, GENERATE(0, 1)};
   Vector logits = random_values(static_cast<std::size_t>(s.rows) * s.cols, type, 1);

@@ -56,7 +56,7 @@ float consume(std::uint64_t seed, bool with_event) {
 
 }  // namespace
 
-TEST_CASE("deferred: nothing runs before a wait; completed advances nothing") {
+TEST_CASE("deferred: nothing runs before a wait, and completed advances nothing") {
   const auto device = deferred(1);
   Stream& compute = device->create_stream("compute", Kind::compute);
   int x = 0;
@@ -209,7 +209,7 @@ TEST_CASE("deferred: errors of recorded work are rethrown by the wait") {
   CHECK_FALSE(later);
 }
 
-TEST_CASE("deferred: memory released while work is pending fails the next wait; scratch is kept") {
+TEST_CASE("deferred: memory released while work is pending fails the next wait, scratch is kept") {
   for (const Purpose purpose : {Purpose::activations, Purpose::workspace}) {
     const auto device = deferred(4);
     CpuStream& compute = cpu_stream(device->create_stream("compute", Kind::compute));
