@@ -13,6 +13,7 @@ from program import DEADLINE, ranks_of
 from resume_test import ResumeCase, mesh, state, without_times
 
 STEPS_BETWEEN = 4  # at most, between two kills
+STEPS_A_KILL = 16  # of the whole run: a fast machine does several steps between a look and the kill
 
 
 class RandomKills(ResumeCase):
@@ -61,22 +62,25 @@ class RandomKills(ResumeCase):
     def kill_and_compare(self, kills, seed):
         rng = random.Random(seed)
         config = dict(mesh=mesh(2, 1, 2), federation={"rule": "diloco", "every": 3, "dtype": "int8", "schedule": "overlap"},
-                      schedule={"steps": 8 + 4 * kills}, checkpoint={"every": 2, "keep": 2})
+                      schedule={"steps": 8 + STEPS_A_KILL * kills}, checkpoint={"every": 2, "keep": 2})
         path = self.config(**config)
         moments = {}
         for _ in range(kills):
             process = self.start("--config", path, "--resume", "auto", ranks=4)
             moment = self.wait_for_a_moment(process, rng)
-            self.assertIsNone(process.poll(), f"it ended by itself:\n{self.output()}")
+            if process.poll() is not None:  # a fast machine was at the last step before all kills were spent
+                self.assertEqual(process.returncode, 0, self.output())
+                break
             self.kill(process)
             self.assertNotIn("DAMAGED", self.output())
             moments[moment] = moments.get(moment, 0) + 1
+        self.assertTrue(moments, "not one kill came in time")
         self.train(4, "--resume", "auto", **config)
         self.train(4, run_dir=str(self.folder / "whole"), **config)
         last = config["schedule"]["steps"]
         self.assertEqual(without_times(self.metrics()), without_times(self.metrics("whole")))
         self.assertEqual(state(self.checkpoint(last)), state(self.checkpoint(last, "whole")))
-        print(f"{kills} kills ({', '.join(f'{n} {m}' for m, n in sorted(moments.items()))}), {last} steps: "
+        print(f"{sum(moments.values())} kills ({', '.join(f'{n} {m}' for m, n in sorted(moments.items()))}), {last} steps: "
               "metrics and state are those of a run that was left alone")
 
 
