@@ -19,6 +19,8 @@ namespace {
 
 constexpr const char* kAdvice = "restore the file from a copy, or use another checkpoint";
 
+}  // namespace
+
 std::vector<float> widen(std::span<const std::byte> bytes, DType dtype) {
   std::vector<float> values(bytes.size() / size_of(dtype));
   if (dtype == DType::f32) {
@@ -32,8 +34,6 @@ std::vector<float> widen(std::span<const std::byte> bytes, DType dtype) {
   }
   return values;
 }
-
-}  // namespace
 
 Checkpoint::Checkpoint(const std::filesystem::path& folder)
     : Checkpoint(folder, read_manifest(read_manifest_text(folder), (folder / kManifestFile).string())) {}

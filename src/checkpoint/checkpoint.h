@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <set>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,6 +23,9 @@
 #include "sharding/mesh.h"
 
 namespace strata {
+
+// Stored elements (fp32 or bf16, packed, of any alignment) as fp32.
+std::vector<float> widen(std::span<const std::byte> bytes, DType dtype);
 
 class Checkpoint {
  public:

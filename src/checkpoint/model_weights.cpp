@@ -7,23 +7,6 @@
 #include "base/error.h"
 
 namespace strata {
-namespace {
-
-std::vector<float> widen(std::span<const std::byte> bytes, DType dtype) {
-  std::vector<float> values(bytes.size() / size_of(dtype));
-  if (dtype == DType::f32) {
-    std::memcpy(values.data(), bytes.data(), bytes.size());
-    return values;
-  }
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    bf16 x;
-    std::memcpy(&x, bytes.data() + i * sizeof x, sizeof x);
-    values[i] = to_float(x);
-  }
-  return values;
-}
-
-}  // namespace
 
 CheckpointWeights::CheckpointWeights(const Checkpoint& checkpoint, const Choice& choice)
     : checkpoint_(checkpoint), choice_(choice) {

@@ -7,6 +7,7 @@
 
 #include "checkpoint/hf_folder.h"
 #include "commands/model.h"
+#include "commands/ranks.h"
 #include "data/dataset.h"
 #include "model/llama.h"
 #include "sharding/engine.h"

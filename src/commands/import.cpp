@@ -7,6 +7,7 @@
 #include "checkpoint/hf_folder.h"
 #include "checkpoint/save.h"
 #include "commands/model.h"
+#include "commands/ranks.h"
 #include "config/load.h"
 #include "data/dataset.h"
 #include "federation/scheduler.h"

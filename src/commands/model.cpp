@@ -4,7 +4,6 @@
 
 #include <memory>
 
-#include "base/log.h"
 #include "checkpoint/folder.h"
 
 namespace strata {
@@ -80,24 +79,6 @@ Checkpoint open_checkpoint(const std::string& path) {
   const auto checkpoints = list_checkpoints(std::filesystem::path(path) / "checkpoints");
   if (!checkpoints.empty()) return Checkpoint(checkpoints.back().path);
   return Checkpoint(path);
-}
-
-ExitCode run_on_ranks(const std::function<ExitCode(MpiSession&)>& body) {
-  MpiSession session;
-  const auto leave = [&session](ExitCode code, const char* message) {
-    log_error("{}", message);
-    if (session.size() > 1) MpiSession::abort(static_cast<int>(code));
-    return code;
-  };
-  // Errors are caught while the session lives: the other ranks must be ended through it.
-  try {
-    configure_log(session.rank(), "");
-    return body(session);
-  } catch (const Error& e) {
-    return leave(e.code(), e.what());
-  } catch (const std::exception& e) {
-    return leave(ExitCode::failure, e.what());
-  }
 }
 
 }  // namespace strata

@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "backend/mpi/session.h"
 #include "base/error.h"
 #include "checkpoint/model_weights.h"
 
@@ -59,8 +58,5 @@ void add_model_commands(CLI::App& app, std::function<ExitCode()>& chosen);
 
 // Opens what `path` means.
 Checkpoint open_checkpoint(const std::string& path);
-
-// Runs `body` on every rank; what it throws is logged and ends the other ranks with the error's own code.
-ExitCode run_on_ranks(const std::function<ExitCode(MpiSession&)>& body);
 
 }  // namespace strata

@@ -1,0 +1,13 @@
+#pragma once
+// How a command runs on all ranks.
+#include <functional>
+
+#include "backend/mpi/session.h"
+#include "base/error.h"
+
+namespace strata {
+
+// Runs `body` on every rank; what it throws is logged and ends the other ranks with the error's own code.
+ExitCode run_on_ranks(const std::function<ExitCode(MpiSession&)>& body);
+
+}  // namespace strata
