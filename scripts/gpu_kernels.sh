@@ -27,7 +27,7 @@ mkdir -p "$folder"
 say "building for the device"
 cmake -S "$ROOT" -B "$folder" -G Ninja -DCMAKE_BUILD_TYPE=Release -DSTRATA_CUDA=ON "${architectures[@]}" \
   >"$folder/configure.log" 2>&1 || { cat "$folder/configure.log"; die "configuring failed"; }
-cmake --build "$folder" --parallel "$(nproc)" --target device_programs
+cmake --build "$folder" --parallel "$CORES" --target device_programs
 if [ $build_only = 1 ]; then
   echo "built and linked; nothing was run"
   exit 0

@@ -25,7 +25,7 @@ esac
 "$ROOT/scripts/cuda_headers.sh"
 cmake --preset default -S "$ROOT" >/dev/null
 mapfile -t programs < <(ninja -C "$folder" -t targets all | grep -oE '^kernels_[a-z]+_plain' | sort -u)
-cmake --build "$folder" --parallel "$(nproc)" --target strata_kernels_device "${programs[@]}"
+cmake --build "$folder" --parallel "$CORES" --target strata_kernels_device "${programs[@]}"
 rm -f "$launches"
 for program in "${programs[@]}"; do
   STRATA_KERNEL_TESTS_ONE_SCHEDULE=1 STRATA_EMULATION_LAUNCH_LOG="$launches" "$folder/tests/kernels/$program" >/dev/null ||

@@ -34,10 +34,10 @@ rm -f "$STRATA_EMULATION_LAUNCH_LOG"
 
 stage "formatting" "$ROOT/scripts/format.sh" --check
 if [ $fast = 1 ]; then
-  stage "unit tests" run_ctest "$(nproc)" -LE "slow|mpi|serial"
+  stage "unit tests" run_ctest "$CORES" -LE "slow|mpi|serial"
   stage "tests on several ranks" run_ctest 1 -L "mpi|serial" -LE slow
 else
-  stage "unit tests" run_ctest "$(nproc)" -LE "mpi|serial"
+  stage "unit tests" run_ctest "$CORES" -LE "mpi|serial"
   stage "tests on several ranks" run_ctest 1 -L "mpi|serial"
   stage "every kernel is launched as its budget says" "$ROOT/scripts/ptxas_budget.sh" --check
   stage "fuzzing" "$ROOT/scripts/fuzz.sh" 60

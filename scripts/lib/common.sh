@@ -2,6 +2,8 @@
 set -euo pipefail
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 export PYTHONDONTWRITEBYTECODE=1
+# Compilers and tests at once; asked before OMP_NUM_THREADS is set, which nproc would answer with.
+CORES=$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc)
 # MPI refuses neither root nor more ranks than cores with MPICH; threads stay at one unless a config says otherwise.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 
@@ -48,5 +50,5 @@ build() {
   (cd "$ROOT" && cmake --preset "$preset" >"$ROOT/build/$preset-configure.log" 2>&1) ||
     { cat "$ROOT/build/$preset-configure.log"; die "configuring $preset failed"; }
   grep -E '^-- CUDA:' "$ROOT/build/$preset-configure.log" || true
-  (cd "$ROOT" && cmake --build --preset "$preset" --parallel "$(nproc)" "${targets[@]}")
+  (cd "$ROOT" && cmake --build --preset "$preset" --parallel "$CORES" "${targets[@]}")
 }
