@@ -2,11 +2,15 @@
 #include <CLI/CLI.hpp>
 #include <exception>
 #include <functional>
+#include <iostream>
+#include <sstream>
+#include <string>
 
 #include "base/log.h"
 #include "commands/bench.h"
 #include "commands/commands.h"
 #include "commands/model.h"
+#include "commands/ranks.h"
 
 namespace {
 
@@ -16,13 +20,27 @@ ExitCode run(CLI::App& app, const CLI::App& reference, const strata::RunArgument
              int ranks) {
   if (reference.parsed()) return strata::config_reference_command();
   if (arguments.config.empty()) {
-    throw strata::UsageError("no --config was given -> " + app.get_name() + " --config FILE, or --help");
+    return strata::refuse_on_ranks(
+        strata::UsageError("no --config was given -> " + app.get_name() + " --config FILE, or --help"));
   }
   if (dry_run) return strata::dry_run_command(arguments, ranks);
   if (ranks > 0) {
-    throw strata::UsageError("--ranks is only for --dry-run -> start that many ranks with mpiexec or srun");
+    return strata::refuse_on_ranks(
+        strata::UsageError("--ranks is only for --dry-run -> start that many ranks with mpiexec or srun"));
   }
   return strata::train_command(arguments);
+}
+
+// What CLI11 has to say: help on stdout, or a refusal.
+ExitCode answer(const CLI::App& app, const CLI::ParseError& e) {
+  std::ostringstream help, refusal;
+  if (app.exit(e, help, refusal) == 0) {
+    std::cout << help.str();
+    return ExitCode::done;
+  }
+  std::string text = refusal.str();
+  text.erase(text.find_last_not_of('\n') + 1);
+  return strata::refuse_on_ranks(strata::UsageError(text));
 }
 
 }  // namespace
@@ -54,11 +72,11 @@ int main(int argc, char** argv) {
   strata::add_bench_commands(app, chosen);
   strata::add_model_commands(app, chosen);
   try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& e) {
-    return app.exit(e) == 0 ? 0 : static_cast<int>(ExitCode::usage);
-  }
-  try {
+    try {
+      app.parse(argc, argv);
+    } catch (const CLI::ParseError& e) {
+      return static_cast<int>(answer(app, e));
+    }
     return static_cast<int>(chosen ? chosen() : run(app, *reference, arguments, dry_run, ranks));
   } catch (const strata::Error& e) {
     strata::log_error("{}", e.what());

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "commands/bench.h"
+#include "commands/ranks.h"
 #include "config/load.h"
 #include "model/llama.h"
 #include "model/parameter_table.h"
@@ -340,16 +341,13 @@ nlohmann::json report(const BenchStepArguments& arguments, const Config& config,
   return result;
 }
 
-}  // namespace
-
-ExitCode bench_step_command(const BenchStepArguments& arguments) {
+ExitCode bench_step(const BenchStepArguments& arguments, MpiSession& session) {
   const Config config = bench_config(arguments);
   if (arguments.clock == "cpu" && config.threads != 1) {
     throw UsageError(
         fmt::format("--clock cpu with {} threads would add up their times -> --threads 1, or --clock wall",
                     config.threads));
   }
-  MpiSession session;
   if (session.size() > 1) {
     throw UsageError(
         fmt::format("bench step was started as {} ranks -> start it without mpiexec", session.size()));
@@ -370,6 +368,12 @@ ExitCode bench_step_command(const BenchStepArguments& arguments) {
   const nlohmann::json result = report(arguments, config, step, products, times, resident);
   fmt::print("{}\n", result.dump());
   return ExitCode::done;
+}
+
+}  // namespace
+
+ExitCode bench_step_command(const BenchStepArguments& arguments) {
+  return run_on_ranks([&arguments](MpiSession& session) { return bench_step(arguments, session); });
 }
 
 }  // namespace strata

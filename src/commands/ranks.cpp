@@ -1,6 +1,10 @@
 #include "commands/ranks.h"
 
+#include <unistd.h>
+
+#include <chrono>
 #include <exception>
+#include <thread>
 
 #include "base/log.h"
 
@@ -9,8 +13,8 @@ namespace strata {
 ExitCode run_on_ranks(const std::function<ExitCode(MpiSession&)>& body) {
   MpiSession session;
   const auto leave = [&session](ExitCode code, const char* message) {
+    if (session.size() > 1) session.leave(static_cast<int>(code), message);
     log_error("{}", message);
-    if (session.size() > 1) MpiSession::abort(static_cast<int>(code));
     return code;
   };
   // Errors are caught while the session lives: the other ranks must be ended through it.
@@ -22,6 +26,16 @@ ExitCode run_on_ranks(const std::function<ExitCode(MpiSession&)>& body) {
   } catch (const std::exception& e) {
     return leave(ExitCode::failure, e.what());
   }
+}
+
+ExitCode refuse_on_ranks(const UsageError& refusal) {
+  // MPI starts only where all ranks start it, and another one's command line may be one without MPI.
+  std::thread([message = std::string(refusal.what())] {
+    std::this_thread::sleep_for(std::chrono::seconds(10));
+    log_error("{}", message);
+    ::_exit(static_cast<int>(ExitCode::usage));
+  }).detach();
+  return run_on_ranks([&refusal](MpiSession&) -> ExitCode { throw refusal; });
 }
 
 }  // namespace strata

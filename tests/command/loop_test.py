@@ -3,6 +3,7 @@ import json
 import math
 import os
 import pathlib
+import shutil
 import signal
 import sys
 import unittest
@@ -301,6 +302,40 @@ class RefusalsOfRanks(RefusalChecks):
              "-n", "1", TRAINER, "--config", config]))
         self.expect(result, 2, "rank 1 was started with no --resume and rank 0 with --resume auto", " -> ")
         self.assertFalse((self.folder / "run").exists())
+
+    def test_what_all_ranks_refuse_is_said_once(self):
+        config, none = self.config(), str(self.folder / "none.json")
+        for code, piece, arguments in (
+                (2, "--sett", ["--config", config, "--sett", "seed=1"]), (2, "no --config", []),
+                (2, "--ranks is only", ["--config", config, "--ranks", "4"]), (2, none, ["--config", none]),
+                (2, "unknown key", ["--config", config, "--set", "sede=1"]),
+                (2, "1 ranks, but 4", ["--config", config]), (2, "4 ranks", ["bench", "step"]),
+                (3, "none.bin", ["--config", config, "--set", "mesh.shard=4", "--set", f"data.train={self.folder}/none"]),
+                (5, "not finite at step", ["--config", config, "--set", "mesh.shard=4", "--set", "optimizer.lr=1e30"])):
+            with self.subTest(piece):
+                shutil.rmtree(self.folder / "run", ignore_errors=True)
+                result = self.trainer(*arguments, ranks=4)
+                self.expect(result, code)
+                self.assertEqual(result.output.count(piece), 1, result.output)
+                self.assertEqual(result.output.count("error: "), 1, result.output)
+                self.assertLessEqual(result.output.count("MPI_Abort("), 1, result.output)  # the launcher's own line
+
+    def test_what_one_rank_refuses_is_said_with_its_rank(self):
+        """While the others wait for it, and while they refuse something else."""
+        good, bad = self.config(mesh={"shard": 3}), str(self.folder / "none.json")
+        for ranks, pieces in (((good, good, bad), ["[rank 2] error: " + bad]),
+                              ((bad, good, good), ["error: " + bad]),
+                              ((bad + "0", bad + "1", bad + "2"), [f"error: {bad}0", f"rank(s) 1: {bad}1", f"rank(s) 2: {bad}2"]),
+                              ((bad + "0", bad + "1", bad + "1"), [f"error: {bad}0", f"error: rank(s) 1 2: {bad}1"])):
+            with self.subTest(ranks):
+                command = [part for path in ranks for part in ("-n", "1", TRAINER, "--config", path, ":")]
+                result = self.finish(self.start_command([MPIEXEC, *command[:-1]]))
+                self.expect(result, 2, *pieces)
+                self.assertEqual(result.output.count("none.json"), len(pieces), result.output)
+
+    def test_a_refused_command_line_beside_one_that_starts_no_mpi(self):
+        result = self.finish(self.start_command([MPIEXEC, "-n", "1", TRAINER, "--help", ":", "-n", "1", TRAINER, "--hlep"]))
+        self.expect(result, 2, "--hlep")
 
 
 class Truncated(Case):

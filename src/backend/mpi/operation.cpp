@@ -19,11 +19,7 @@ Context::Context(MpiSession& s, CpuDevice& d, const MpiOptions& o)
                     "negative -> leave them at their defaults",
                     options.message_bytes, options.scratch_bytes));
   if (session.size() == 1) return;
-  int* largest = nullptr;
-  int found = 0;
-  STRATA_MPI(MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &largest, &found));
-  const std::int64_t tags = found != 0 ? std::int64_t{*largest} + 1 : 32768;
-  sequence_numbers = static_cast<int>(tags / kMaxGroups / Transfers::kPhases);
+  sequence_numbers = largest_tag() / kMaxGroups / Transfers::kPhases;
 }
 
 Operation::Operation(std::shared_ptr<Group> group, std::string what, CollectiveLabel label, std::string title)

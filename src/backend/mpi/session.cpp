@@ -1,13 +1,17 @@
 #include "backend/mpi/session.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <map>
 #include <thread>
 #include <vector>
 
@@ -36,6 +40,11 @@ using Clock = std::chrono::steady_clock;
 
 // Longer than what MPICH's transports still deliver on their own after a barrier.
 constexpr std::chrono::milliseconds kSilenceBeforeFinalize{150};
+
+// How long rank 0, which leaves with an error, listens for what the others have to say; and how long they
+// wait for it to do so. An error that all meet comes to all within moments, for they had just met at the
+// start or in a collective.
+constexpr double kSecondsToListen = 2, kSecondsToBeHeard = 5;
 
 bool is_set(const char* name) {
   return std::getenv(name) != nullptr;
@@ -114,6 +123,89 @@ void MpiSession::meet_every_peer() const {
   log_error("start: no message from rank(s){} within {} s -> check these hosts and the network between them",
             missing, timeout_seconds_);
   abort(static_cast<int>(ExitCode::network));
+}
+
+int largest_tag() {
+  int* largest = nullptr;
+  int found = 0;
+  STRATA_MPI(MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &largest, &found));
+  return found != 0 ? *largest : 32767;  // what the standard promises
+}
+
+void MpiSession::leave(int code, const std::string& message) const {
+  bool silent = false;
+  try {
+    if (rank_ == 0) {
+      log_error("{}", message);
+      gather_last_words(message);
+    } else {
+      silent = spoken_for(message);
+    }
+  } catch (const std::exception& error) {
+    log_error("{}", error.what());
+  }
+  if (silent) {
+    std::this_thread::sleep_for(std::chrono::seconds(2));  // rank 0 ends the job: one such message is enough
+    ::_exit(code);
+  }
+  if (rank_ != 0) log_error("{}", message);
+  abort(code);
+}
+
+// On rank 0: logs what others say that is not the same, and tells them.
+void MpiSession::gather_last_words(const std::string& mine) const {
+  const int tag = largest_tag();
+  std::map<std::string, std::vector<int>> others;
+  std::vector<int> heard;
+  MPI_Request request = MPI_REQUEST_NULL;  // of the message that is being received
+  std::string text;
+  int from = 0;
+  wait_for(kSecondsToListen, [&] {
+    for (;;) {
+      int there = 0;
+      if (request == MPI_REQUEST_NULL) {
+        MPI_Status status;
+        STRATA_MPI(MPI_Iprobe(MPI_ANY_SOURCE, tag, MPI_COMM_WORLD, &there, &status));
+        if (there == 0) break;
+        int bytes = 0;
+        STRATA_MPI(MPI_Get_count(&status, MPI_BYTE, &bytes));
+        text.resize(static_cast<std::size_t>(bytes));
+        from = status.MPI_SOURCE;
+        STRATA_MPI(MPI_Irecv(text.data(), bytes, MPI_BYTE, from, tag, MPI_COMM_WORLD, &request));
+      }
+      STRATA_MPI(MPI_Test(&request, &there, MPI_STATUS_IGNORE));
+      if (there == 0) break;
+      heard.push_back(from);
+      if (text != mine) others[text].push_back(from);
+    }
+    return static_cast<int>(heard.size()) == size_ - 1;
+  });
+  for (auto& [words, ranks] : others) {
+    std::sort(ranks.begin(), ranks.end());
+    log_error("rank(s) {}: {}", fmt::join(ranks, " "), words);
+  }
+  std::vector<MPI_Request> answers(heard.size(), MPI_REQUEST_NULL);
+  for (std::size_t i = 0; i < heard.size(); ++i)
+    STRATA_MPI(MPI_Isend(nullptr, 0, MPI_BYTE, heard[i], tag, MPI_COMM_WORLD, &answers[i]));
+  wait_for(1, [&] {
+    int sent = 0;
+    STRATA_MPI(MPI_Testall(static_cast<int>(answers.size()), answers.data(), &sent, MPI_STATUSES_IGNORE));
+    return sent != 0;
+  });
+}
+
+// On the others: true when rank 0 has logged this, too.
+bool MpiSession::spoken_for(const std::string& message) const {
+  const int tag = largest_tag();
+  std::array<MPI_Request, 2> requests{};
+  STRATA_MPI(MPI_Irecv(nullptr, 0, MPI_BYTE, 0, tag, MPI_COMM_WORLD, requests.data()));
+  STRATA_MPI(MPI_Isend(message.data(), static_cast<int>(message.size()), MPI_BYTE, 0, tag, MPI_COMM_WORLD,
+                       &requests[1]));
+  return wait_for(kSecondsToBeHeard, [&] {
+    int both = 0;
+    STRATA_MPI(MPI_Testall(2, requests.data(), &both, MPI_STATUSES_IGNORE));
+    return both != 0;
+  });
 }
 
 void MpiSession::finish() {

@@ -51,6 +51,11 @@ class MpiSession {
   int rank() const { return rank_; }
   int size() const { return size_; }
 
+  // Ends the whole job with an error, once this rank communicates no more. An error that all ranks meet is
+  // logged once, by rank 0; what only some have met is logged, too, and says which. A rank that rank 0 does
+  // not speak for (it may be waiting in a collective) speaks for itself after a few seconds.
+  [[noreturn]] void leave(int code, const std::string& message) const;
+
   // Ends the whole job at once with this exit code. For main, too: when an error left a session without its
   // end, returning the code alone lets the launcher report, now and then, the signal with which it kills the
   // others.
@@ -58,6 +63,8 @@ class MpiSession {
 
  private:
   void meet_every_peer() const;
+  void gather_last_words(const std::string& mine) const;
+  bool spoken_for(const std::string& message) const;
   void finish();
 
   int rank_ = 0, size_ = 1;
@@ -65,6 +72,9 @@ class MpiSession {
   double timeout_seconds_;
   int exceptions_ = 0;
 };
+
+// The largest tag there is; MpiSession::leave has it, collectives use those below.
+int largest_tag();
 
 // The world of a session over a CPU device. One world at a time; session and device outlive it. All MPI calls
 // are made by the device's communication thread (in deferred mode by the waiting host).
