@@ -35,6 +35,27 @@ class Interrupted(BaseException):
         self.signum = signum
 
 
+class Signals:
+    """The first SIGINT or SIGTERM interrupts; a second must not cut the cleaning up short. It may have come together
+    with the first: were its handler taken away by then, Python would report it with a traceback."""
+
+    def __init__(self):
+        self._ignored = False
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(signum, self._received)
+
+    def ignore(self) -> None:
+        """From now on, to the end of the process. Not for handlers."""
+        self._ignored = True
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(signum, signal.SIG_IGN)
+
+    def _received(self, signum, _frame) -> None:
+        if not self._ignored:
+            self._ignored = True
+            raise Interrupted(signum)
+
+
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("inputs", nargs="+", metavar="INPUT", help="files, or folders read recursively in sorted order")
@@ -240,11 +261,16 @@ def check_totals(writers, totals: Totals) -> None:
             )
 
 
-def run(arguments: argparse.Namespace) -> None:
-    started = time.monotonic()
+def run(arguments: argparse.Namespace, signals: Signals) -> None:
     tokenizer = tokenizer_files.load(arguments.tokenizer)
     options = encode_options(arguments, tokenizer)
     files = readers.expand(arguments.inputs, options.read)
+    with exclusive(arguments.out):  # makes the folder, so not before the arguments are known to be good
+        write_shards(arguments, tokenizer, options, files, signals)
+
+
+def write_shards(arguments, tokenizer, options: encode.EncodeOptions, files, signals: Signals) -> None:
+    started = time.monotonic()
     obsolete = existing_outputs(arguments.out)
     if obsolete and not arguments.overwrite:
         raise UsageError(f"{obsolete[0]}: already there -> give --overwrite to replace it, or choose another --out")
@@ -288,7 +314,7 @@ def run(arguments: argparse.Namespace) -> None:
         finished.append(arguments.out / "tokenizer.json")
         cleanup.callback(pathlib.Path(f"{finished[-1]}{shards.PARTIAL}").unlink, missing_ok=True)
         write_synced(finished[-1], tokenizer.tokenizer.to_str(pretty=True) + "\n")
-        ignore_signals()  # the renames take no time, and half of them would lose the older shards
+        signals.ignore()  # the renames take no time, and half of them would lose the older shards
         shards.commit(finished, obsolete)
     report(arguments.out, writers, totals, tokenizer.vocab_size, time.monotonic() - started)
 
@@ -319,33 +345,27 @@ def report(folder: pathlib.Path, writers, totals: Totals, vocab_size: int, secon
             print(f"  {example}")
 
 
-def ignore_signals() -> None:
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(signum, signal.SIG_IGN)
-
-
-def main() -> int:
-    arguments = parse_arguments()
-
-    def interrupt(signum, _frame):
-        ignore_signals()  # a second one must not cut the cleaning up short
-        raise Interrupted(signum)
-
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(signum, interrupt)
+def attempt(arguments: argparse.Namespace, signals: Signals) -> int:
     try:
-        with exclusive(arguments.out):
-            run(arguments)
+        run(arguments, signals)
     except DataToolError as error:
         print(f"prepare.py: {error}", file=sys.stderr)
         return error.exit_code
     except OSError as error:
         print(f"prepare.py: {describe_os_error(error, arguments.out)}", file=sys.stderr)
         return 3
+    return 0
+
+
+def main() -> int:
+    arguments = parse_arguments()
+    signals = Signals()
+    try:
+        return attempt(arguments, signals)
     except Interrupted as interruption:
+        signals.ignore()
         print(f"prepare.py: {signal.Signals(interruption.signum).name}: stopped, nothing was written", file=sys.stderr)
         return 128 + interruption.signum
-    return 0
 
 
 if __name__ == "__main__":

@@ -72,6 +72,16 @@ def test_a_signal_ends_the_run_and_removes_what_it_had_written(tmp_path, large_c
     assert [path.name for path in out.iterdir()] == [".prepare.lock"]
 
 
+def test_two_signals_at_once_end_the_run_as_one_does(tmp_path, large_corpus, tokenizer_path):
+    process = started(large_corpus, tokenizer_path, tmp_path / "out")
+    for signum in (signal.SIGSTOP, signal.SIGINT, signal.SIGTERM, signal.SIGCONT):
+        process.send_signal(signum)
+    _, stderr = process.communicate(timeout=30)
+    assert process.returncode in (128 + signal.SIGINT, 128 + signal.SIGTERM)
+    assert "nothing was written" in stderr and "Traceback" not in stderr and "Error" not in stderr, stderr
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [".prepare.lock"]
+
+
 def test_killed_outright_it_leaves_old_shards_whole_no_new_ones_and_no_workers(tmp_path, large_corpus, tokenizer_path):
     out = tmp_path / "out"
     small = write_jsonl(tmp_path / "small.jsonl", make_documents(20))

@@ -184,6 +184,23 @@ def test_existing_shards_are_replaced_only_when_asked_and_then_wholly(tmp_path, 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (("--tokenizer", "none.json"), "none.json"),
+        (("--eos-token", "<nope>"), "no token <nope>"),
+        (("none.jsonl",), "none.jsonl"),
+        (("--seed", 2**63), "--seed"),
+    ],
+)
+def test_arguments_are_refused_before_the_folder_is_made(tmp_path, tokenizer_path, arguments, message):
+    corpus = write_jsonl(tmp_path / "corpus.jsonl", make_documents(3))
+    out = tmp_path / "out"
+    result = run_tool("prepare.py", "--tokenizer", tokenizer_path, "--out", out, corpus, *arguments)
+    assert result.returncode in (2, 3) and message in result.stderr, result.stderr
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
         (("--workers", 0), "--workers 0"),
         (("--validation-fraction", 1.0), "--validation-fraction 1.0"),
         (("--eos-token", "<nope>"), "no token <nope>"),
