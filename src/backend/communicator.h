@@ -30,7 +30,7 @@ enum class Traffic : std::uint8_t { training, edge, control, evaluation, checkpo
 struct CollectiveLabel {
   Traffic traffic = Traffic::training;
   std::string unit;       // "decoder.3", or what the control plane does
-  std::int64_t step = 0;  // optimizer step
+  std::int64_t step = 0;  // optimizer step; 0 before the first
 };
 
 // Payload bytes this rank received and sent, by traffic and collective; self-to-self copies do not count.
@@ -87,10 +87,11 @@ class World {
   // Collective over the members, which all pass the same list (world ranks in group order, this rank among
   // them).
   virtual std::unique_ptr<Communicator> group(const std::string& name, const std::vector<int>& ranks) = 0;
-  // Host-side helpers for start-up and checkpoints (they block, politely, with the deadline).
-  virtual void barrier(const std::string& why) = 0;
+  // Host-side helpers for start-up and checkpoints (they block, politely, with the deadline). The label's
+  // unit is what they are for: "checkpoint". Their bytes are not counted.
+  virtual void barrier(const CollectiveLabel&) = 0;
   // Every rank's string, in rank order.
-  virtual std::vector<std::string> gather_strings(const std::string& mine) = 0;
+  virtual std::vector<std::string> gather_strings(const CollectiveLabel&, const std::string& mine) = 0;
 };
 
 }  // namespace strata

@@ -30,8 +30,9 @@ std::string attempt(const std::function<std::string()>& work) {
 
 }  // namespace
 
-std::vector<std::string> agree(World& world, const std::function<std::string()>& work) {
-  std::vector<std::string> all = world.gather_strings(attempt(work));
+std::vector<std::string> agree(World& world, const std::string& unit, std::int64_t step,
+                               const std::function<std::string()>& work) {
+  std::vector<std::string> all = world.gather_strings({Traffic::checkpoint, unit, step}, attempt(work));
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     if (all[rank].front() == kResult) {
       all[rank].erase(0, 1);

@@ -102,7 +102,7 @@ fs::path CheckpointSaver::save(CheckpointManifest state) {
 
   // A failure, like the last rank's last byte, is known to all before anyone goes on.
   try {
-    const auto all_digests = agree(world_, [&] {
+    const auto all_digests = agree(world_, "checkpoint", state.step, [&] {
       if (first) {
         fs::create_directories(folder_);
         clean(folder_);
@@ -111,7 +111,7 @@ fs::path CheckpointSaver::save(CheckpointManifest state) {
       return digests(tensors);
     });
     state.kinds = compare(tensors, all_digests);
-    const auto parts = agree(world_, [&] {
+    const auto parts = agree(world_, "checkpoint", state.step, [&] {
       await_visible(partial);
       const CheckpointPart part = write_part(partial, tensors, state.kinds);
       return json{{"part", to_json(part).dump()},
@@ -128,7 +128,7 @@ fs::path CheckpointSaver::save(CheckpointManifest state) {
       state.parts[position] = part_from(j.at("part"));
     }
     std::erase_if(state.parts, [](const CheckpointPart& p) { return p.pieces.empty(); });
-    agree(world_, [&] {
+    agree(world_, "checkpoint", state.step, [&] {
       if (first) publish(partial, path, state);
       return std::string();
     });
@@ -137,7 +137,7 @@ fs::path CheckpointSaver::save(CheckpointManifest state) {
     if (first) fs::remove_all(partial, ignored);
     throw;
   }
-  agree(world_, [&] {
+  agree(world_, "checkpoint", state.step, [&] {
     if (first) retain(state.step);
     return std::string();
   });

@@ -82,7 +82,7 @@ ExitCode evaluate(const EvaluateArguments& a, MpiSession& session) {
         {"sequences", sequences}};
     fmt::print("{}\n", line.dump());
   }
-  backend.world->barrier("end of the evaluation");
+  backend.world->barrier({Traffic::control, "end of the evaluation", 0});
   return ExitCode::done;
 }
 

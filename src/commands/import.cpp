@@ -67,7 +67,7 @@ ExitCode import_command(const ImportArguments& a) {
     const RunFolder folder = open_run_folder(*backend.world, config, "");
     if (session.rank() == 0) write_resolved_config(folder, config);
     save_start(config, weights, folder, backend);
-    backend.world->barrier("end of the import");
+    backend.world->barrier({Traffic::control, "end of the import", 0});
     return ExitCode::done;
   });
 }

@@ -18,7 +18,7 @@ namespace fs = std::filesystem;
 // Newest first.
 std::vector<fs::path> candidates(World& world, const RunFolder& run, const std::string& resume) {
   if (resume != "auto") return {resume_path(resume)};
-  const std::string names = agree(world, [&] {
+  const std::string names = agree(world, "resume", 0, [&] {
                               std::string text;
                               if (world.rank() != 0) return text;
                               for (const CheckpointFolder& c : list_checkpoints(run.checkpoints()))
@@ -36,12 +36,13 @@ std::vector<fs::path> candidates(World& world, const RunFolder& run, const std::
 
 CheckpointManifest try_one(World& world, const fs::path& folder, const Config& config,
                            const LoadCheckpoint& load) {
-  const std::string text =
-      agree(world, [&] { return world.rank() == 0 ? read_manifest_text(folder) : std::string(); }).at(0);
+  const std::string text = agree(world, "resume", 0, [&] {
+                             return world.rank() == 0 ? read_manifest_text(folder) : std::string();
+                           }).at(0);
   const CheckpointManifest manifest = read_manifest(text, (folder / kManifestFile).string());
   for (const std::string& change : compatible_changes(manifest, config))
     log_info("resuming with another value of {}", change);
-  agree(world, [&] {
+  agree(world, "resume", 0, [&] {
     load(folder, manifest);
     return std::string();
   });
@@ -51,7 +52,7 @@ CheckpointManifest try_one(World& world, const fs::path& folder, const Config& c
 // Only what lies in the run's own folder: others keep theirs.
 void tidy(World& world, const RunFolder& run, const fs::path& used, std::int64_t step,
           const std::vector<fs::path>& damaged) {
-  agree(world, [&] {
+  agree(world, "resume", 0, [&] {
     std::error_code error;
     if (world.rank() != 0 || !fs::equivalent(used.parent_path(), run.checkpoints(), error))
       return std::string();

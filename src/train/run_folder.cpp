@@ -33,7 +33,7 @@ std::string first_difference(const std::string& here, const std::string& there) 
 }
 
 void require_one_config(World& world, const std::string& resolved) {
-  const std::vector<std::string> all = world.gather_strings(resolved);
+  const std::vector<std::string> all = world.gather_strings({Traffic::control, "configuration", 0}, resolved);
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     if (all[rank] == all[0]) continue;
     throw UsageError(
@@ -44,7 +44,7 @@ void require_one_config(World& world, const std::string& resolved) {
 }
 
 void require_one_resume(World& world, const std::string& resume) {
-  const std::vector<std::string> all = world.gather_strings(resume);
+  const std::vector<std::string> all = world.gather_strings({Traffic::control, "--resume", 0}, resume);
   const auto name = [](const std::string& r) { return r.empty() ? "no --resume" : "--resume " + r; };
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     if (all[rank] == all[0]) continue;
@@ -117,7 +117,7 @@ RunFolder open_run_folder(World& world, const Config& config, const std::string&
   require_one_config(world, write_config(config));
   require_one_resume(world, resume);
   RunFolder folder{config.run_dir};
-  agree(world, [&] {
+  agree(world, "run folder", 0, [&] {
     if (world.rank() == 0) prepare(folder, resume);
     return std::string();
   });

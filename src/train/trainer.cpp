@@ -88,6 +88,7 @@ class Trainer {
   Trainer(const Trainer&) = delete;
   Trainer& operator=(const Trainer&) = delete;
   ExitCode run();
+  std::int64_t steps_taken() const { return step_; }
 
  private:
   // A step whose numbers are still on their way to the host.
@@ -359,7 +360,7 @@ ExitCode run_training(const TrainOptions& options, MpiSession& session) {
   configure_log(backend.world->rank(), backend.world->rank() == 0 ? folder.log() : "");
   Trainer trainer(options, backend, folder, status);
   const ExitCode code = trainer.run();
-  backend.world->barrier("end of the run");
+  backend.world->barrier({Traffic::control, "end of the run", trainer.steps_taken()});
   status.enter(code == ExitCode::done ? RunPhase::done : RunPhase::stopped);
   return code;
 }

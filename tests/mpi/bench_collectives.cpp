@@ -39,7 +39,7 @@ int main() {
     for (const auto& call : calls) {
       std::vector<double> times;
       for (int round = 0; round < 31; ++round) {
-        world->barrier("bench");
+        world->barrier({Traffic::control, "bench", 0});
         const auto begin = std::chrono::steady_clock::now();
         call();
         device->synchronize();

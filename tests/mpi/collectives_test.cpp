@@ -174,7 +174,7 @@ TEST_CASE("all_reduce_sum and all_reduce_mean equal the serial twin to the last 
         }
         CHECK(wrong == 0);
         CHECK(data.guarded());
-        const auto digests = ranks.world->gather_strings(digest(data));
+        const auto digests = ranks.world->gather_strings({Traffic::control, "test", 0}, digest(data));
         CHECK(std::count(digests.begin(), digests.end(), digests[0]) == ranks.size);
       }
 }

@@ -78,7 +78,7 @@ TEST_CASE("counters equal the plan and what MPI was asked to move, for every col
         CHECK(intercepted_received == plan.received);
         CHECK(intercepted_sent == plan.sent);
         CHECK(after.calls - before.calls == (n > 1 ? 1 : 0));
-        ranks.world->barrier("next case");
+        ranks.world->barrier({Traffic::control, "next case", 0});
       }
   CHECK(all->counters().at(Traffic::training, Collective::all_gather).received == 0);
 }

@@ -87,7 +87,7 @@ TEST_CASE("deferred ranks: a missing event shows as a wrong number for some seed
   int wrong = 0;
   for (int seed = 0; seed < 40; ++seed) wrong += steps(seed, true) != expected();
   Ranks ranks;
-  const auto counts = ranks.world->gather_strings(std::to_string(wrong));
+  const auto counts = ranks.world->gather_strings({Traffic::control, "test", 0}, std::to_string(wrong));
   int total = 0;
   for (const auto& c : counts) total += std::stoi(c);
   CHECK(total > 0);
@@ -104,7 +104,7 @@ TEST_CASE("deferred ranks: two groups on two streams start in program order") {
     two->all_reduce_sum(b, {}, {&y, DType::f32, 1}, {});
     // The barrier needs the collectives of nobody, but every rank must have started what others wait for.
     if (ranks.rank == 0) ranks.device->synchronize(ranks.device->record(b));
-    ranks.world->barrier("in between");
+    ranks.world->barrier({Traffic::control, "in between", 0});
     one->all_reduce_sum(b, {}, {&z, DType::f32, 1}, {});
     ranks.device->synchronize();
     CHECK(x == static_cast<float>(ranks.size));

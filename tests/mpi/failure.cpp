@@ -41,12 +41,12 @@ void run(const std::string& mode) {
   const auto group = world->group("federate", all);
   if (mode == "error_exit") {
     if (world->rank() == 1) throw DataError("shard 7 is truncated -> copy it again");
-    world->barrier("never complete");
+    world->barrier({Traffic::control, "never complete", 0});
     return;
   }
   if (mode == "absent_barrier") {
     if (world->rank() == 2) hang();
-    world->barrier("checkpoint 40");
+    world->barrier({Traffic::control, "checkpoint", 40});
     return;
   }
   std::vector<float> data(100000, 1.0f);

@@ -36,7 +36,7 @@ case $mode in
   absent_barrier)
     run 3
     expect_code 4
-    expect_line 'barrier \(checkpoint 40\) in group world \(ranks 0 1 2\): .*rank\(s\) 2 did not arrive'
+    expect_line 'step 40, unit checkpoint: barrier in group world \(ranks 0 1 2\): .*rank\(s\) 2 did not arrive'
     expect_nobody ;;
   group_mismatch)
     run 3

@@ -80,6 +80,6 @@ TEST_CASE("on every mesh of this world, bytes equal the plan and parameters thos
         require_equal_bytes(mine.federate, plan.federate);
         // One rank repeats the run with threads as ranks.
         if (ranks.rank == 0) CHECK((mine.parameters == train_federated(c)[0].parameters));
-        ranks.world->barrier("next mesh");
+        ranks.world->barrier({Traffic::control, "next mesh", 0});
       }
 }

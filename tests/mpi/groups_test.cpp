@@ -23,10 +23,10 @@ TEST_CASE("gather_strings keeps rank order, with empty and long strings") {
       return r % 3 == 2 ? std::string()
                         : std::string(length + static_cast<std::size_t>(r), static_cast<char>('a' + r));
     };
-    const auto all = ranks.world->gather_strings(text(ranks.rank));
+    const auto all = ranks.world->gather_strings({Traffic::control, "test", 0}, text(ranks.rank));
     REQUIRE(static_cast<int>(all.size()) == ranks.size);
     for (int r = 0; r < ranks.size; ++r) CHECK(all[static_cast<std::size_t>(r)] == text(r));
-    ranks.world->barrier("test");
+    ranks.world->barrier({Traffic::control, "test", 0});
   }
 }
 

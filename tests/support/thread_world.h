@@ -245,8 +245,8 @@ class ThreadWorld final : public World {
   std::unique_ptr<Communicator> group(const std::string& name, const std::vector<int>& ranks) override {
     return std::make_unique<ThreadCommunicator>(hub_, name, ranks, rank_);
   }
-  void barrier(const std::string&) override { gather_strings(""); }
-  std::vector<std::string> gather_strings(const std::string& mine) override {
+  void barrier(const CollectiveLabel& label) override { gather_strings(label, ""); }
+  std::vector<std::string> gather_strings(const CollectiveLabel&, const std::string& mine) override {
     return hub_.exchange(exchanges_++, rank_, mine);
   }
 

@@ -16,10 +16,7 @@ class CollectiveOperation : public Operation {
  public:
   CollectiveOperation(const std::shared_ptr<Group>& group, Collective collective,
                       const CollectiveLabel& label)
-      : Operation(group, name_of(collective), label,
-                  fmt::format("step {}, unit {}: {}", label.step, label.unit, name_of(collective))),
-        collective_(collective),
-        traffic_(label.traffic) {}
+      : Operation(group, name_of(collective), label), collective_(collective), traffic_(label.traffic) {}
 
  protected:
   void account() final {
@@ -263,10 +260,9 @@ class Broadcast final : public CollectiveOperation {
 // Lengths first, then the strings. Tags are fixed: hosts make these calls one after the other.
 class Exchange final : public Operation {
  public:
-  Exchange(std::shared_ptr<Group> group, std::string title, std::string mine, std::vector<std::string>* all)
-      : Operation(std::move(group), title, {Traffic::control, "", -1}, title),
-        mine_(std::move(mine)),
-        all_(all) {
+  Exchange(std::shared_ptr<Group> group, const std::string& what, const CollectiveLabel& label,
+           std::string mine, std::vector<std::string>* all)
+      : Operation(std::move(group), what, label), mine_(std::move(mine)), all_(all) {
     use_fixed_tags();
   }
 
@@ -315,9 +311,10 @@ std::unique_ptr<AsyncOperation> make_broadcast(std::shared_ptr<Group> group, Col
                                                int root) {
   return std::make_unique<Broadcast>(std::move(group), std::move(label), data, root);
 }
-std::unique_ptr<AsyncOperation> make_exchange(std::shared_ptr<Group> group, std::string title,
-                                              std::string mine, std::vector<std::string>* all) {
-  return std::make_unique<Exchange>(std::move(group), std::move(title), std::move(mine), all);
+std::unique_ptr<AsyncOperation> make_exchange(std::shared_ptr<Group> group, const std::string& what,
+                                              const CollectiveLabel& label, std::string mine,
+                                              std::vector<std::string>* all) {
+  return std::make_unique<Exchange>(std::move(group), what, label, std::move(mine), all);
 }
 
 }  // namespace strata::mpi

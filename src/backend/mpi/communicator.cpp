@@ -134,8 +134,8 @@ class MpiWorld final : public World {
     std::shared_ptr<Group> made = members(name, ranks);
     // The members take the largest of the numbers that each of them has free.
     const std::string mine = fmt::format("{} [{}]", name, fmt::join(ranks, " "));
-    const auto all =
-        exchange(made, fmt::format("creation of {}", mine), fmt::format("{}:{}", next_id_, mine));
+    const auto all = exchange(made, fmt::format("creation of {}", mine), {Traffic::control, "mesh", 0},
+                              fmt::format("{}:{}", next_id_, mine));
     for (std::size_t p = 0; p < all.size(); ++p) {
       const std::size_t colon = all[p].find(':');
       if (all[p].substr(colon + 1) != mine)
@@ -151,10 +151,10 @@ class MpiWorld final : public World {
     return std::make_unique<MpiCommunicator>(std::move(made));
   }
 
-  void barrier(const std::string& why) override { exchange(world_, fmt::format("barrier ({})", why), ""); }
+  void barrier(const CollectiveLabel& label) override { exchange(world_, "barrier", label, ""); }
 
-  std::vector<std::string> gather_strings(const std::string& mine) override {
-    return exchange(world_, "gathering of strings", mine);
+  std::vector<std::string> gather_strings(const CollectiveLabel& label, const std::string& mine) override {
+    return exchange(world_, "gathering of strings", label, mine);
   }
 
  private:
@@ -182,11 +182,11 @@ class MpiWorld final : public World {
     return made;
   }
 
-  std::vector<std::string> exchange(const std::shared_ptr<Group>& group, std::string title,
-                                    const std::string& mine) {
+  std::vector<std::string> exchange(const std::shared_ptr<Group>& group, const std::string& what,
+                                    const CollectiveLabel& label, const std::string& mine) {
     if (group->size() == 1) return {mine};
     std::vector<std::string> all;
-    stream_.run_async(make_exchange(group, std::move(title), mine, &all));
+    stream_.run_async(make_exchange(group, what, label, mine, &all));
     context_->device.synchronize(context_->device.record(stream_));
     return all;
   }

@@ -22,12 +22,11 @@ Context::Context(MpiSession& s, CpuDevice& d, const MpiOptions& o)
   sequence_numbers = largest_tag() / kMaxGroups / Transfers::kPhases;
 }
 
-Operation::Operation(std::shared_ptr<Group> group, std::string what, CollectiveLabel label, std::string title)
+Operation::Operation(std::shared_ptr<Group> group, std::string what, CollectiveLabel label)
     : group_(std::move(group)),
       transfers_(group_->ranks, group_->context->options.message_bytes),
       what_(std::move(what)),
-      label_(std::move(label)),
-      title_(std::move(title)) {}
+      label_(std::move(label)) {}
 
 void Operation::start() {
   const int numbers = group_->context->sequence_numbers;
@@ -75,11 +74,10 @@ AsyncOperation::Progress Operation::progress() {
 void Operation::expire() const {
   const std::vector<int> missing = transfers_.missing();
   log_error(
-      "{} in group {} (ranks {}): nothing for {} s; rank(s) {} did not arrive -> look for them in the other "
-      "logs "
-      "and at their hosts; timeout_seconds sets the limit",
-      title_, group_->name, fmt::join(group_->ranks, " "), group_->context->options.timeout_seconds,
-      fmt::join(missing, " "));
+      "step {}, unit {}: {} in group {} (ranks {}): nothing for {} s; rank(s) {} did not arrive -> look for "
+      "them in the other logs and at their hosts; timeout_seconds sets the limit",
+      label_.step, label_.unit, what_, group_->name, fmt::join(group_->ranks, " "),
+      group_->context->options.timeout_seconds, fmt::join(missing, " "));
   group_->context->session.abort(static_cast<int>(ExitCode::network));
 }
 

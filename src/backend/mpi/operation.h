@@ -47,8 +47,8 @@ constexpr int kMaxGroups = 256;
 // group may overlap and go through their phases at different times on different ranks.
 class Operation : public AsyncOperation {
  public:
-  // what, label: as the observer is told. title: how the report of a passed deadline begins.
-  Operation(std::shared_ptr<Group> group, std::string what, CollectiveLabel label, std::string title);
+  // what, label: as the observer and the report of a passed deadline tell them.
+  Operation(std::shared_ptr<Group> group, std::string what, CollectiveLabel label);
 
   void start() final;
   Progress progress() final;
@@ -74,7 +74,6 @@ class Operation : public AsyncOperation {
   using Clock = std::chrono::steady_clock;
   std::string what_;
   CollectiveLabel label_;
-  std::string title_;
   int number_ = 0;  // the observer's
   bool fixed_tags_ = false;
   Clock::time_point last_poll_{};
@@ -96,8 +95,9 @@ std::unique_ptr<AsyncOperation> make_all_gather(std::shared_ptr<Group>, Collecti
                                                 ConstFlat shard);
 std::unique_ptr<AsyncOperation> make_reduce(std::shared_ptr<Group>, CollectiveLabel, const ReduceCall&);
 std::unique_ptr<AsyncOperation> make_broadcast(std::shared_ptr<Group>, CollectiveLabel, Flat data, int root);
-// Control plane of the host: every member's string, by member, in `all`. `title` names it in a report.
-std::unique_ptr<AsyncOperation> make_exchange(std::shared_ptr<Group>, std::string title, std::string mine,
+// Control plane of the host: every member's string, by member, in `all`. `what` is its name in a report.
+std::unique_ptr<AsyncOperation> make_exchange(std::shared_ptr<Group>, const std::string& what,
+                                              const CollectiveLabel&, std::string mine,
                                               std::vector<std::string>* all);
 
 }  // namespace strata::mpi

@@ -15,7 +15,7 @@ namespace strata {
 class CollectiveObserver {
  public:
   virtual ~CollectiveObserver() = default;
-  // Returns a number that stands for it in the calls below. `what`: "all-gather", "barrier (...)".
+  // Returns a number that stands for it in the calls below. `what`: "all-gather", "barrier".
   virtual int begins(const std::string& what, const CollectiveLabel& label, const std::string& group) = 0;
   // Now and then while nothing arrives: the world ranks that are waited for.
   virtual void waits(int number, const std::vector<int>& missing) = 0;

@@ -362,15 +362,19 @@ TEST_CASE("a save that fails on one rank fails on all and leaves the last checkp
         World& w;
         fs::path path;
         int calls = 0;
+        bool unnamed =
+            false;  // an exchange whose report, should a rank never come, would not tell what it was
         Spoiler(World& world_in, fs::path p) : w(world_in), path(std::move(p)) {}
         int rank() const override { return w.rank(); }
         int size() const override { return w.size(); }
         std::unique_ptr<Communicator> group(const std::string& n, const std::vector<int>& r) override {
           return w.group(n, r);
         }
-        void barrier(const std::string& why) override { w.barrier(why); }
-        std::vector<std::string> gather_strings(const std::string& mine) override {
-          auto all = w.gather_strings(mine);
+        void barrier(const CollectiveLabel& label) override { w.barrier(label); }
+        std::vector<std::string> gather_strings(const CollectiveLabel& label,
+                                                const std::string& mine) override {
+          auto all = w.gather_strings(label, mine);
+          if (label.unit != "checkpoint" || label.step != 4) unnamed = true;
           if (calls++ == 0) fs::create_directory(path);  // rank 0 has made the folder
           return all;
         }
@@ -378,13 +382,15 @@ TEST_CASE("a save that fails on one rank fails on all and leaves the last checkp
       CheckpointSaver saver(spoiler, rank.groups, *rank.device, rank.compute, rank.engine, rank.federation,
                             folder.path(), 1);
       messages[3] = message_of<DataError>([&] { saver.save(state_of(c, 4, true)); });
+      if (spoiler.unnamed) messages[3] += " in an exchange without a name";
     } else {
       messages[static_cast<std::size_t>(world.rank())] =
           message_of<DataError>([&] { rank.saver.save(state_of(c, 4, true)); });
     }
   });
   for (const std::string& m : messages)
-    CHECK_THAT(m, Contains("rank 3: ") && Contains("part_00003") && Contains("cannot be created"));
+    CHECK_THAT(m, Contains("rank 3: ") && Contains("part_00003") && Contains("cannot be created") &&
+                      !Contains("without a name"));
   const auto left = list_checkpoints(folder.path());
   REQUIRE(left.size() == 1);
   CHECK(left[0].path == good);
