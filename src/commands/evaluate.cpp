@@ -73,6 +73,11 @@ ExitCode evaluate(const EvaluateArguments& a, MpiSession& session) {
   const std::int64_t sequences = std::min(data.sequences(), a.sequences.value_or(data.sequences()));
   Evaluator evaluator(device, compute, model, engine, groups, reader, sequences);
   const EvaluationResult result = evaluator.run(subject.checkpoint ? subject.checkpoint->step() : 0, true);
+  if (result.tokens == 0)
+    throw DataError(fmt::format(
+        "{}: every target of the {} sequences is the token to ignore ({}): there is no loss -> check "
+        "--ignore-token and the shards",
+        data.files().front().path(), sequences, config.data.ignore_token.value_or(-1)));
   if (backend.world->rank() == 0) {
     const double perplexity = std::exp(result.loss);
     const nlohmann::ordered_json line = {

@@ -278,6 +278,12 @@ TokenFile::TokenFile(const std::string& path) {
   path_ = prefix + ".bin";
   if (!exists(path_) && !path.ends_with(".idx") && exists(path))
     path_ = path;  // an llm.c shard may have any name
+  std::error_code unknown;
+  if (!std::filesystem::exists(path_, unknown) && !unknown)
+    throw DataError(
+        fmt::format("{}: there is no such shard -> check the path; data_tools/prepare.py makes "
+                    "shards from text",
+                    path_));
   map_ = MappedFile(path_);
   const std::string index = prefix + ".idx";
   if (exists(index)) {

@@ -10,14 +10,14 @@ namespace strata {
 
 WorldStep summarize(const std::vector<RankReport>& reports) {
   WorldStep out;
-  double loss_sum = 0, tokens = 0, norms = 0;
+  double loss_sum = 0, tokens = 0, norms = 0, counting = 0;
   for (std::size_t rank = 0; rank < reports.size(); ++rank) {
     const RankReport& r = reports[rank];
     loss_sum += r.loss_sum;
     tokens += r.tokens;
     norms += r.scale.norm;
     out.grad_norm_max = std::max(out.grad_norm_max, static_cast<double>(r.scale.norm));
-    out.perplexity_rank_mean += std::exp(r.loss_sum / std::max(r.tokens, 1.0));
+    if (r.tokens > 0) out.perplexity_rank_mean += std::exp(r.loss_sum / r.tokens), ++counting;
     if (r.scale.finite == 0 || !std::isfinite(r.loss_sum))
       out.non_finite_ranks.push_back(static_cast<int>(rank));
     out.stop_requested |= r.stop != 0;
@@ -25,7 +25,7 @@ WorldStep summarize(const std::vector<RankReport>& reports) {
   const auto ranks = static_cast<double>(reports.size());
   out.loss = loss_sum / std::max(tokens, 1.0);
   out.tokens = std::llround(tokens);
-  out.perplexity_rank_mean /= ranks;
+  out.perplexity_rank_mean /= std::max(counting, 1.0);
   out.grad_norm_mean = norms / ranks;  // groups have equally many ranks
   return out;
 }

@@ -23,7 +23,7 @@ static_assert(sizeof(RankReport) == 4 * sizeof(double));
 // What the world knows of a step.
 struct WorldStep {
   double loss = 0;                  // token-weighted mean
-  double perplexity_rank_mean = 0;  // mean over ranks of exp(local mean loss)
+  double perplexity_rank_mean = 0;  // mean of exp(local mean loss) over the ranks that have target tokens
   std::int64_t tokens = 0;
   double grad_norm_mean = 0, grad_norm_max = 0;  // over federation groups
   std::vector<int> non_finite_ranks;             // whose loss, or whose group's gradient, is not finite

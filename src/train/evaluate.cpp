@@ -78,12 +78,12 @@ EvaluationResult Evaluator::run(std::int64_t step, bool one_model) {
   if (one_model) {
     double loss = 0, all = 0;
     for (int g = 0; g < F; ++g) loss += sums[2 * g], all += sums[2 * g + 1];
-    out.loss = loss / std::max(all, 1.0);
+    out.loss = loss / all;
     out.tokens = static_cast<std::int64_t>(all);
   } else {
     double low = 0, high = 0;
     for (int g = 0; g < F; ++g) {
-      const double loss = sums[2 * g] / std::max(sums[2 * g + 1], 1.0);
+      const double loss = sums[2 * g] / sums[2 * g + 1];
       out.loss += loss / F;
       low = g == 0 ? loss : std::min(low, loss);
       high = g == 0 ? loss : std::max(high, loss);

@@ -281,6 +281,14 @@ void Trainer::step(std::int64_t t) {
 void Trainer::conclude() {
   const WorldStep world = control_.finish();
   const PendingStep& p = pending_;
+  // Its gradient was taken as zero. What that did to the weights goes with the run: a save comes here first.
+  if (world.tokens == 0) {
+    const std::int64_t sequences = batch_shape(config_, groups_.mesh, groups_.position).sequences_per_step();
+    throw DataError(fmt::format(
+        "step {}: all {} targets of its {} sequences are data.ignore_token ({}): there is nothing to learn "
+        "from -> check that token and the shards, or take more sequences into a step",
+        p.step, sequences * config_.data.sequence_length, sequences, config_.data.ignore_token.value_or(-1)));
+  }
   if (!world.non_finite_ranks.empty()) {
     throw NonFiniteError(
         fmt::format("loss or gradient norm is not finite at step {} on {} rank(s), the first being rank {}; "
@@ -343,6 +351,14 @@ void Trainer::validate(std::int64_t t) {
   const EvaluationResult& v = *last_validation_;
   metrics_.write(ValidationRecord{t, v.loss, v.loss_spread, v.tokens, v.seconds});
   progress_.finish();
+  if (v.tokens == 0) {
+    if (world_.rank() == 0)
+      log_warning(
+          "step {}: every target of the validation sequences is data.ignore_token ({}): there is no loss", t,
+          config_.data.ignore_token.value_or(-1));
+    step_end_ = device_.record(compute_);
+    return;
+  }
   log_info("step {}: validation loss {:.4f}, perplexity {:.2f}{} ({} tokens, {:.1f} s)", t, v.loss,
            std::exp(v.loss),
            v.loss_spread ? fmt::format(", spread of losses over groups {:.4f}", *v.loss_spread) : "",

@@ -266,8 +266,28 @@ class Refusals(RefusalChecks):
         write_shard(prefix, ids)
         self.refused(3, "train.bin", "byte 4000", "token 2000 is 97", "ids 0 to 96", schedule={"steps": 200},
                      run_dir=str(self.folder / "d"))
-        self.refused(3, "none.bin", "cannot open", data={"train": str(self.folder / "none")},
+        self.refused(3, "none.bin", "no such shard", "data_tools/prepare.py", data={"train": str(self.folder / "none")},
                      run_dir=str(self.folder / "e"))
+
+    def test_a_step_without_any_target(self):
+        """Every target masked is no loss of 0. The first such step ends the run and no checkpoint is written."""
+        write_shard(self.folder / "train", [7] * 4097)
+        data = {"ignore_token": 7, **self.validation()}
+        self.refused(3, "step 1: all 32 targets of its 2 sequences are data.ignore_token (7)", data=data)
+        self.assertEqual(self.metrics(), [])
+        self.assertFalse((self.folder / "run/checkpoints").exists())
+        ids = learnable_ids(4097, 1)
+        write_shard(self.folder / "train", [i if i != 7 else 8 for i in ids[:3000]] + [7] * 1097)
+        self.refused(3, "targets of its 2 sequences are data.ignore_token (7)", data=data, schedule={"steps": 200},
+                     run_dir=str(self.folder / "mixed"))
+        self.assertGreater(min(m["loss"] for m in self.metrics("mixed")), 0)
+
+    def test_a_validation_set_without_any_target(self):
+        write_shard(self.folder / "validation", [7] * 513)
+        config = self.config(data={"ignore_token": 7, **self.validation()})
+        self.expect(self.trainer("--config", config), 0, "every target of the validation sequences", "(7)")
+        (m,) = [m for m in self.metrics() if m["split"] == "validation"]
+        self.assertEqual((m["loss"], m["perplexity"], m["tokens"]), (None, None, 0))
 
     def test_a_folder_that_holds_a_run(self):
         self.expect(self.trainer("--config", self.config()), 0)
@@ -277,6 +297,12 @@ class Refusals(RefusalChecks):
 
 
 class RefusalsOfRanks(RefusalChecks):
+    def test_a_step_without_any_target(self):
+        write_shard(self.folder / "train", [7] * 4097)
+        for mesh in ({"shard": 4}, {"federate": 2, "replicate": 2}):
+            self.refused(3, "step 1: all 128 targets of its 8 sequences are data.ignore_token (7)", ranks=4, mesh=mesh,
+                         data={"ignore_token": 7}, run_dir=str(self.folder / "_".join(mesh)))
+
     def test_bad_data_ends_every_rank(self):
         ids = learnable_ids(4097, 1)
         ids[2000] = 97

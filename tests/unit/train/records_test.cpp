@@ -54,6 +54,13 @@ TEST_CASE("the world's loss weighs tokens, the rank mean of perplexity weighs ra
   CHECK_FALSE(step.stop_requested);
 }
 
+TEST_CASE("a rank whose every target is masked has no perplexity to enter the mean") {
+  const WorldStep step = summarize({report(30, 10, 2), report(0, 0, 2)});
+  CHECK(step.loss == Approx(3));
+  CHECK(step.perplexity_rank_mean == Approx(std::exp(3)));
+  CHECK(summarize({report(0, 0, 0), report(0, 0, 0)}).tokens == 0);
+}
+
 TEST_CASE("one rank's signal stops the world, and one rank's number ends it") {
   CHECK(summarize({report(1, 1, 1), report(1, 1, 1, true, true)}).stop_requested);
   const double infinity = std::numeric_limits<double>::infinity();
