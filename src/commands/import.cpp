@@ -8,6 +8,7 @@
 #include "checkpoint/save.h"
 #include "commands/model.h"
 #include "commands/ranks.h"
+#include "config/json.h"
 #include "config/load.h"
 #include "data/dataset.h"
 #include "federation/scheduler.h"
@@ -30,6 +31,14 @@ Config config_with_model_of(const ImportArguments& a) {
   const nlohmann::json model = {{"path", (std::filesystem::path(a.folder) / "config.json").string()}};
   sets.push_back("model=" + model.dump());
   return load_config(a.config, sets);
+}
+
+// A configuration for another run may be used again; that its model is not must be said.
+void tell_of_unused_model(const ImportArguments& a) {
+  const Json root = parse_json(read_text_file(a.config, "configuration"), a.config);
+  if (root.contains("model"))
+    log_warning("{}: its section model is not used: the model is the one that {}/config.json describes",
+                a.config, a.folder);
 }
 
 void save_start(const Config& config, const HfFolder& weights, const RunFolder& folder, Backend& backend) {
@@ -62,6 +71,7 @@ void save_start(const Config& config, const HfFolder& weights, const RunFolder& 
 ExitCode import_command(const ImportArguments& a) {
   return run_on_ranks([&a](MpiSession& session) {
     const Config config = config_with_model_of(a);
+    if (session.rank() == 0) tell_of_unused_model(a);
     const HfFolder weights(a.folder);
     Backend backend = make_backend(config, session);
     const RunFolder folder = open_run_folder(*backend.world, config, "");

@@ -29,7 +29,7 @@ class Models(Case):
     def imported(self, name, ranks=1, **changes):
         config = self.config(model={}, data={"sequence_length": 17}, **changes)
         result = self.trainer("import", str(GOLDEN / name), "--config", config, ranks=ranks)
-        self.expect(result, 0, "step_00000000")
+        self.expect(result, 0, "step_00000000", "config.json: its section model is not used")
         self.assertTrue((self.folder / "run" / "config.resolved.json").exists())  # what training goes on with
         return self.folder / "run" / "checkpoints" / "step_00000000"
 
@@ -104,6 +104,17 @@ class HuggingFace(Models):
         self.assertEqual((part["sequences"], part["tokens"]), (3, 48))
         masked = self.evaluate("--hf", folder, "--data", data, "--sequence-length", "16", "--ignore-token", "1")
         self.assertLess(masked["tokens"], 512)
+        write_shard(data, [1] * 513)
+        result = self.trainer("evaluate", "--hf", folder, "--data", data, "--sequence-length", "16", "--ignore-token", "1")
+        self.expect(result, 3, "validation.bin: every target of the 32 sequences", " -> ")
+
+    def test_a_configuration_without_a_model_is_imported_without_a_word_of_it(self):
+        config = json.loads(pathlib.Path(self.config(data={"sequence_length": 17})).read_text())
+        del config["model"]
+        (self.folder / "config.json").write_text(json.dumps(config))
+        result = self.trainer("import", str(GOLDEN / "hf_single_fp32"), "--config", str(self.folder / "config.json"))
+        self.expect(result, 0, "step_00000000")
+        self.assertNotIn("warning", result.output)
 
     def test_refusals(self):
         config, folder = self.config(model={}), self.folder / "hf"
