@@ -54,8 +54,10 @@ int main(int argc, char** argv) {
   app.add_option("--set", arguments.sets, "override a key: a.b.c=value; may be repeated")
       ->expected(1)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
-  app.add_option("--resume", arguments.resume,
-                 "continue a run: auto (the newest checkpoint in run_dir) or a checkpoint's folder");
+  app.add_option(
+      "--resume", arguments.resume,
+      "continue a run: auto (the newest checkpoint in run_dir, if any), a checkpoint's folder, or a "
+      "run's for its newest one");
   app.add_flag("--dry-run", dry_run, "print configuration, mesh, memory and bytes to move, then stop");
   app.add_option("--ranks", ranks,
                  "with --dry-run: the ranks there are; refuse a mesh that does not fill them")

@@ -64,7 +64,7 @@ std::string read_manifest_text(const fs::path& checkpoint) {
   if (!in || !text)
     throw DataError(
         fmt::format("{}: cannot be read: {} is no checkpoint -> give a folder step_<number> of a run's "
-                    "checkpoints",
+                    "checkpoints, or the run's folder",
                     path.string(), checkpoint.string()));
   return text.str();
 }
@@ -100,15 +100,17 @@ void sync_file(const fs::path& file) {
   sync_path(file, O_RDONLY);
 }
 
-void set_aside(const fs::path& checkpoint, const std::string& why) {
-  const fs::path to = checkpoint.string() + "." + why;
+fs::path set_aside(const fs::path& checkpoint, const std::string& why) {
+  const std::string name = checkpoint.string() + "." + why;
+  fs::path to = name;
   std::error_code error;
-  fs::remove_all(to, error);
+  for (int n = 2; fs::exists(to, error); ++n) to = fmt::format("{}.{}", name, n);
   fs::rename(checkpoint, to, error);
   if (error)
     throw DataError(fmt::format("{}: cannot be renamed to {} ({}) -> check the folder's permissions",
                                 checkpoint.string(), to.filename().string(), error.message()));
   sync_folder(checkpoint.parent_path());
+  return to;
 }
 
 }  // namespace strata

@@ -30,7 +30,8 @@ void write_durably(const std::filesystem::path& path, const std::string& text);
 void sync_folder(const std::filesystem::path& folder);
 void sync_file(const std::filesystem::path& file);
 
-// Renames a checkpoint to <name>.<why>, replacing an older one set aside under that name. Throws DataError.
-void set_aside(const std::filesystem::path& checkpoint, const std::string& why);
+// Renames a checkpoint to <name>.<why>, or <name>.<why>.2 and so on where one was set aside before. Returns
+// the new path. Throws DataError.
+std::filesystem::path set_aside(const std::filesystem::path& checkpoint, const std::string& why);
 
 }  // namespace strata

@@ -201,9 +201,12 @@ std::vector<std::string> restore(const Checkpoint& checkpoint, const MeshGroups&
       restorer.load(t);
     }
   }
-  if (restorer.groups_changed() && checkpoint.manifest().find_kind(kind::m) != nullptr)
-    note(fmt::format("mesh.federate was {} and is {}: m and v are averaged over the groups",
-                     checkpoint.mesh().federate(), groups.mesh.federate()));
+  const CheckpointKind* m = checkpoint.manifest().find_kind(kind::m);
+  if (restorer.groups_changed() && m != nullptr)
+    note(fmt::format("mesh.federate was {} and is {}: {}", checkpoint.mesh().federate(),
+                     groups.mesh.federate(),
+                     m->groups > 1 ? fmt::format("m and v are averaged over the {} groups", m->groups)
+                                   : "every group takes the same m and v, those of the checkpoint"));
   engine.parameters_changed();
   return notes;
 }

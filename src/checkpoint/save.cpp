@@ -94,7 +94,8 @@ CheckpointSaver::CheckpointSaver(World& world, const MeshGroups& groups, Device&
       keep_(keep) {}
 
 fs::path CheckpointSaver::save(CheckpointManifest state) {
-  const fs::path path = folder_ / checkpoint_name(state.step), partial = path.string() + kPartial;
+  fs::path path = folder_ / checkpoint_name(state.step);
+  const fs::path partial = path.string() + kPartial;
   const bool first = world_.rank() == 0;
   federation_.finish();
   for (const UnitShard& shard : engine_.shards()) device_.wait(compute_, shard.ready);
@@ -251,7 +252,9 @@ void CheckpointSaver::publish(const fs::path& partial, const fs::path& path,
                               const CheckpointManifest& manifest) const {
   write_durably(partial / kManifestFile, write_manifest(manifest));
   sync_folder(partial);
-  if (fs::exists(path)) set_aside(path, "superseded");
+  if (fs::exists(path))
+    log_warning("{} was there already: it is now called {}", path.string(),
+                set_aside(path, "superseded").filename().string());
   fs::rename(partial, path);
   sync_folder(folder_);
 }

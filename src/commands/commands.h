@@ -10,7 +10,7 @@ namespace strata {
 struct RunArguments {
   std::string config;             // file
   std::vector<std::string> sets;  // "a.b.c=value"
-  std::string resume;             // "", "auto" or a checkpoint's folder
+  std::string resume;             // "", "auto", a checkpoint's folder or a run's
 };
 
 // Trains. Every rank calls it; ends the other ranks with the error's own code when this one fails.

@@ -64,7 +64,8 @@ void print_metrics(const RunFolder& run) {
     (j.value("split", "") == "train" ? last : validation) = j;
   }
   const auto shown = [](const nlohmann::json& j, const char* key) {
-    return j.contains(key) ? j[key].dump() : "?";
+    if (!j.contains(key)) return std::string("?");
+    return j[key].is_number_float() ? fmt::format("{:.6g}", j[key].get<double>()) : j[key].dump();
   };
   if (last.is_null()) return row("metrics", "none yet");
   row("last step", fmt::format("{}: loss {}, lr {}, {} tokens so far, {} tokens/s", shown(last, "step"),
@@ -112,9 +113,7 @@ ExitCode inspect_command(const std::string& path, bool verify) {
     print_checkpoint(folder, verify);
     return ExitCode::done;
   }
-  if (fs::exists(run.metrics(), error) || fs::exists(run.checkpoints(), error) ||
-      fs::exists(run.status(), error))
-    return print_run(folder, verify) ? ExitCode::done : ExitCode::data;
+  if (is_run_folder(run)) return print_run(folder, verify) ? ExitCode::done : ExitCode::data;
   throw UsageError(
       fmt::format("{} is neither a checkpoint nor a run folder -> give a folder with {} or metrics.jsonl",
                   path, kManifestFile));

@@ -15,15 +15,26 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Newest first.
+// A line each, newest first.
+std::string list_candidates(const RunFolder& run, const std::string& resume) {
+  const bool automatic = resume == "auto";
+  const RunFolder from{automatic ? run.path : resume_path(resume).string()};
+  if (!automatic && !is_run_folder(from)) return from.path + '\n';
+  std::string text;
+  const std::vector<CheckpointFolder> found = list_checkpoints(from.checkpoints());
+  for (auto c = found.rbegin(); c != found.rend(); ++c) text.append(c->path.string()).append(1, '\n');
+  if (!automatic && text.empty())
+    throw DataError(
+        fmt::format("{}: this run folder holds no checkpoint -> give a folder step_<number> of another run's "
+                    "checkpoints, "
+                    "or start at step 1 without --resume in another run_dir",
+                    from.path));
+  return text;
+}
+
 std::vector<fs::path> candidates(World& world, const RunFolder& run, const std::string& resume) {
-  if (resume != "auto") return {resume_path(resume)};
   const std::string names = agree(world, "resume", 0, [&] {
-                              std::string text;
-                              if (world.rank() != 0) return text;
-                              for (const CheckpointFolder& c : list_checkpoints(run.checkpoints()))
-                                text = c.path.string() + '\n' + text;
-                              return text;
+                              return world.rank() == 0 ? list_candidates(run, resume) : std::string();
                             }).at(0);
   std::vector<fs::path> found;
   for (std::size_t begin = 0; begin < names.size();) {
@@ -39,7 +50,7 @@ CheckpointManifest try_one(World& world, const fs::path& folder, const Config& c
   const std::string text = agree(world, "resume", 0, [&] {
                              return world.rank() == 0 ? read_manifest_text(folder) : std::string();
                            }).at(0);
-  const CheckpointManifest manifest = read_manifest(text, (folder / kManifestFile).string());
+  CheckpointManifest manifest = read_manifest(text, (folder / kManifestFile).string());
   for (const std::string& change : compatible_changes(manifest, config))
     log_info("resuming with another value of {}", change);
   agree(world, "resume", 0, [&] {
@@ -56,12 +67,13 @@ void tidy(World& world, const RunFolder& run, const fs::path& used, std::int64_t
     std::error_code error;
     if (world.rank() != 0 || !fs::equivalent(used.parent_path(), run.checkpoints(), error))
       return std::string();
-    for (const fs::path& path : damaged) set_aside(path, "damaged");
+    for (const fs::path& path : damaged)
+      log_warning("{} is damaged: it is now called {}", path.string(),
+                  set_aside(path, "damaged").filename().string());
     for (const CheckpointFolder& later : list_checkpoints(run.checkpoints())) {
       if (later.step <= step) continue;
-      set_aside(later.path, "superseded");
-      log_warning("{} is later than the checkpoint that is resumed: it is now called {}.superseded",
-                  later.path.string(), later.path.filename().string());
+      log_warning("{} is later than the checkpoint that is resumed: it is now called {}", later.path.string(),
+                  set_aside(later.path, "superseded").filename().string());
     }
     return std::string();
   });

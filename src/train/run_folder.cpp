@@ -13,6 +13,7 @@
 #include "base/log.h"
 #include "checkpoint/agree.h"
 #include "checkpoint/folder.h"
+#include "checkpoint/manifest.h"
 #include "config/load.h"
 
 namespace strata {
@@ -60,9 +61,11 @@ bool holds_run(const RunFolder& folder) {
 }
 
 bool continues(const RunFolder& folder, const std::string& resume) {
+  if (resume.empty() || resume == "auto") return !resume.empty();
   std::error_code error;
-  return resume == "auto" ||
-         (!resume.empty() && fs::equivalent(resume_path(resume).parent_path(), folder.checkpoints(), error));
+  const fs::path path = resume_path(resume);
+  return fs::equivalent(path.parent_path(), folder.checkpoints(), error) ||
+         fs::equivalent(path, folder.path, error);
 }
 
 // A lock of the open file (not of the process: closing another descriptor must not end it), which network
@@ -107,6 +110,13 @@ void prepare(RunFolder& folder, const std::string& resume) {
 }
 
 }  // namespace
+
+bool is_run_folder(const RunFolder& folder) {
+  std::error_code error;
+  if (fs::exists(fs::path(folder.path) / kManifestFile, error)) return false;
+  return fs::exists(folder.metrics(), error) || fs::exists(folder.checkpoints(), error) ||
+         fs::exists(folder.status(), error);
+}
 
 fs::path resume_path(const std::string& resume) {
   const fs::path path = fs::absolute(resume).lexically_normal();

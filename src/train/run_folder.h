@@ -20,12 +20,15 @@ struct RunFolder {
   std::string lock_file() const { return path + "/lock"; }
 };
 
+// Whether this is the folder of a run and not of a checkpoint.
+bool is_run_folder(const RunFolder& folder);
+
 // What --resume names, without the slash at its end that a shell's completion leaves.
 std::filesystem::path resume_path(const std::string& resume);
 
 // Collective over the world. Refuses ranks with different configurations or --resume, a folder that another
 // job is writing to, and one that already holds a run (metrics or checkpoints) unless `resume` continues that
-// very run: it is "auto" or one of the folder's own checkpoints (UsageError, saying how to go on). Creates
+// very run: it is "auto", the folder or one of its checkpoints (UsageError, saying how to go on). Creates
 // the folder and locks it on rank 0. The lock ends with the process, however it ends; a file system without
 // locks is warned of.
 RunFolder open_run_folder(World& world, const Config& config, const std::string& resume);

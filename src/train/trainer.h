@@ -23,8 +23,8 @@ class TrainingObserver {
 
 struct TrainOptions {
   Config config;
-  std::string
-      resume;  // "": start anew; "auto": the run folder's newest checkpoint, if any; else a checkpoint folder
+  std::string resume;  // "": start anew; "auto": the run folder's newest checkpoint, if any; else a
+                       // checkpoint's folder, or a run's for its newest one
   TrainingObserver* observer = nullptr;
 };
 

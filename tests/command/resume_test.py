@@ -184,9 +184,9 @@ class OtherMesh(ResumeCase):
     def test_another_number_of_groups_after_an_aggregation(self):
         self.leg(2, 1, 2, 2, 3, federation=DILOCO)
         self.leg(1, 1, 1, 8, 6, "--resume", "auto", federation=DILOCO,
-                 pieces=["mesh.federate was 2 and is 1: m and v are averaged"])
+                 pieces=["mesh.federate was 2 and is 1: m and v are averaged over the 2 groups"])
         self.leg(3, 1, 1, 2, 9, "--resume", "auto", federation=DILOCO,
-                 pieces=["mesh.federate was 1 and is 3: m and v are averaged"])
+                 pieces=["mesh.federate was 1 and is 3: every group takes the same m and v"])
         lines = self.metrics()
         self.assertEqual([m["step"] for m in lines], list(range(1, 10)))
         self.assertEqual(self.manifest(9)["sequences_consumed"], 3 * 8 + 3 * 8 + 3 * 6)
@@ -248,6 +248,26 @@ class Damage(ResumeCase):
         self.resume(f"{self.checkpoint(4)}/", 0, "step_00000006.superseded")  # as a shell completes it
         self.assertEqual(without_times(self.metrics()), before)
         self.assertEqual(self.steps(), [4, 6])
+        inside = state(self.checkpoint(6).with_suffix(".superseded"))
+        self.resume(self.checkpoint(4), 0, "it is now called step_00000006.superseded.2\n")
+        self.assertEqual(self.steps(), [4, 6])
+        for name in (".superseded", ".superseded.2"):
+            self.assertEqual(state(self.checkpoint(6).with_suffix(name)), inside)
+
+    def test_a_run_folder_by_name(self):
+        """Stands for its newest whole checkpoint, its own or another run's; without any it is refused."""
+        before = without_times(self.metrics())
+        shutil.rmtree(self.checkpoint(6))
+        self.resume(f"{self.folder / 'run'}/", 0, "resumed from", "step_00000004: step 4")
+        self.assertEqual(without_times(self.metrics()), before)
+        self.flip_bit()
+        self.train(1, "--resume", str(self.folder / "run"), "--set", f"run_dir={self.folder / 'branch'}",
+                   schedule={"steps": 6}, pieces=["IS DAMAGED", "step_00000004: step 4"])
+        self.assertEqual(without_times(self.metrics("branch")), before[4:])
+        self.assertEqual(self.steps(), [4, 6])
+        shutil.rmtree(self.folder / "run/checkpoints")
+        self.resume(self.folder / "run", 3, "this run folder holds no checkpoint", " -> ")
+        self.assertEqual(without_times(self.metrics()), before)
 
     def test_what_may_not_change(self):
         resolved = (self.folder / "run/config.resolved.json").read_text()
@@ -276,8 +296,9 @@ class Damage(ResumeCase):
     def test_inspect(self):
         self.expect(self.trainer("inspect", str(self.checkpoint(6)), "--verify"), 0, "step", "6 of 6",
                     "every byte agrees", "model.embed_tokens.weight", "fp32 97 x 32", "one process")
-        self.expect(self.trainer("inspect", str(self.folder / "run")), 0, "last step", "step_00000004",
-                    "step_00000006", "rank 0", "step 6, done")
+        said = self.trainer("inspect", str(self.folder / "run"))
+        self.expect(said, 0, "last step", "step_00000004", "step_00000006", "rank 0", "step 6, done")
+        self.assertRegex(said.output, r"last step +6: loss \d\.\d{1,5}, lr [0-9.e-]{1,12}, 192 tokens so far, [0-9.e+]{1,11} tokens/s")
         self.flip_bit()
         self.expect(self.trainer("inspect", str(self.checkpoint(6)), "--verify"), 3, str(self.part), "checksum")
         self.expect(self.trainer("inspect", str(self.folder / "run"), "--verify"), 3, "DAMAGED")
