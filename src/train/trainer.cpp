@@ -77,7 +77,8 @@ StepBytes from_counters(std::map<std::string, std::int64_t> c) {
 
 class Trainer {
  public:
-  Trainer(const TrainOptions& options, Backend& backend, const RunFolder& folder, StatusRecord& status);
+  Trainer(const TrainOptions& options, Backend& backend, const RunFolder& folder, StatusRecord& status,
+          const StopSignals& signals);
   // An error leaves work in flight that uses what is about to be destroyed. What that work throws is no news.
   ~Trainer() {
     try {
@@ -111,6 +112,7 @@ class Trainer {
   const Config& config_;
   TrainingObserver* observer_;
   StatusRecord& status_;
+  const StopSignals& signals_;
   Device& device_;
   World& world_;
   MeshGroups groups_;
@@ -129,7 +131,6 @@ class Trainer {
   ControlPlane control_;
   MetricsWriter metrics_;
   Progress progress_;
-  StopSignals signals_;
 
   Buffer reports_;    // RankReport of the present and of the last step
   Buffer stop_host_;  // int32 each
@@ -144,10 +145,12 @@ class Trainer {
   std::optional<EvaluationResult> last_validation_;
 };
 
-Trainer::Trainer(const TrainOptions& options, Backend& backend, const RunFolder& folder, StatusRecord& status)
+Trainer::Trainer(const TrainOptions& options, Backend& backend, const RunFolder& folder, StatusRecord& status,
+                 const StopSignals& signals)
     : config_(options.config),
       observer_(options.observer),
       status_(status),
+      signals_(signals),
       device_(*backend.device),
       world_(*backend.world),
       groups_(make_groups(world_, Mesh(config_.mesh))),
@@ -210,7 +213,9 @@ ExitCode Trainer::run() {
   if (observer_ != nullptr) observer_->initialized(engine_, groups_);
   step_end_ = device_.record(compute_);
   const auto due = [](std::int64_t t, std::int64_t every) { return every > 0 && t % every == 0; };
-  while (step_ < steps && !stop_agreed_) {
+  // With nobody to agree with, a signal needs no report to count.
+  const bool alone = world_.size() == 1;
+  while (step_ < steps && !stop_agreed_ && !(alone && signals_.received())) {
     const std::int64_t t = step_ + 1;
     step(t);
     step_ = t;
@@ -267,7 +272,7 @@ void Trainer::step(std::int64_t t) {
   now.bytes = counted - counted_;
   counted_ = counted;
 
-  *stop = signals_.received() != 0 ? 1 : 0;
+  *stop = signals_.received() ? 1 : 0;
   device_.copy(compute_, &report->tokens, batch.target_tokens, sizeof(double));
   device_.copy(compute_, &report->scale, optimizer_.scale(), sizeof(StepScale));
   device_.copy_to_device(compute_, &report->stop, stop, sizeof(std::int32_t));
@@ -275,7 +280,6 @@ void Trainer::step(std::int64_t t) {
   drain();  // the step before this one
   control_.start(compute_, t, report);
   pending_ = std::move(now);
-  if (world_.size() == 1 && *stop != 0) drain();  // nobody to agree with: stop after this very step
 }
 
 void Trainer::conclude() {
@@ -369,12 +373,13 @@ void Trainer::validate(std::int64_t t) {
 }  // namespace
 
 ExitCode run_training(const TrainOptions& options, MpiSession& session) {
+  const StopSignals signals;  // before the backend starts its threads
   StatusRecord status(session.rank(), session.size());
   Backend backend = make_backend(options.config, session, &status);
   const RunFolder folder = open_run_folder(*backend.world, options.config, options.resume);
   status.keep_in(folder.status() + "/" + status_file_name(session.rank()));
   configure_log(backend.world->rank(), backend.world->rank() == 0 ? folder.log() : "");
-  Trainer trainer(options, backend, folder, status);
+  Trainer trainer(options, backend, folder, status, signals);
   const ExitCode code = trainer.run();
   backend.world->barrier({Traffic::control, "end of the run", trainer.steps_taken()});
   status.enter(code == ExitCode::done ? RunPhase::done : RunPhase::stopped);
