@@ -9,9 +9,9 @@ namespace strata {
 // once. One at a time in a process: signal handlers are process-wide.
 //
 // The calling thread, and the threads it starts from then on, take none of these signals: a thread made for
-// it does. Threads that compute must never be interrupted by a handler: the AVX-512 sgemm of oneDNN 2.6 keeps
-// data below its stack pointer, where the kernel puts a signal's frame, and then writes through what it finds
-// there (seen with small m and n and k from 256 on: the heap was damaged). So make it before those threads.
+// it does. So make it before the threads that compute. No handler may run on those: the fp32 GEMM kernels of
+// oneDNN up to 3.11 point the stack pointer into a buffer of the heap, where the kernel then puts the
+// signal's frame, over whatever lies before it (https://github.com/uxlfoundation/oneDNN/issues/4845).
 class StopSignals {
  public:
   StopSignals();
