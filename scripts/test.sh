@@ -40,6 +40,7 @@ else
   stage "unit tests" run_ctest "$CORES" -LE "mpi|serial"
   stage "tests on several ranks" run_ctest 1 -L "mpi|serial"
   stage "every kernel is launched as its budget says" "$ROOT/scripts/ptxas_budget.sh" --check
+  stage "planted faults, a sample" python3 "$ROOT/tests/cuda/mutate.py" --sample --builds plain
   stage "fuzzing" "$ROOT/scripts/fuzz.sh" 60
 fi
 stage "data tools" "$ROOT/tests/data_tools/run.sh"

@@ -128,7 +128,7 @@ void HfFolder::open_files() {
   }
   std::vector<std::string> missing;
   for (const auto& [tensor, file] : indexed)
-    if (!tensors_.contains(tensor)) missing.push_back(tensor + " in " + file);
+    if (!tensors_.contains(tensor)) missing.push_back(fmt::format("{} in {}", tensor, file));
   if (!missing.empty())
     throw DataError(
         fmt::format("{}: names what is not there: {} -> {}", index.string(), list(missing), kAdvice));

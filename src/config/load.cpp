@@ -68,7 +68,7 @@ Json set_value(const std::string& path, const std::string& text, const std::stri
   const bool quoted =
       text.starts_with('"') || (text.starts_with('[') && key != nullptr && key->type == Key::Type::strings);
   if (!takes_text || quoted || text == "null") return parse_json(text, source);
-  const Json value(text);
+  Json value(text);
   try {
     (void)value.dump();
   } catch (const Json::exception&) {

@@ -35,10 +35,8 @@ class CollectiveOperation : public Operation {
 // Every rank sends its shard to every other one.
 class AllGather final : public CollectiveOperation {
  public:
-  AllGather(std::shared_ptr<Group> group, CollectiveLabel label, Flat full, ConstFlat shard)
-      : CollectiveOperation(std::move(group), Collective::all_gather, std::move(label)),
-        full_(full),
-        shard_(shard) {}
+  AllGather(const std::shared_ptr<Group>& group, const CollectiveLabel& label, Flat full, ConstFlat shard)
+      : CollectiveOperation(group, Collective::all_gather, label), full_(full), shard_(shard) {}
 
  private:
   void begin() override {
@@ -63,8 +61,8 @@ class AllGather final : public CollectiveOperation {
 // rank's own version of it has left.
 class Reduce final : public CollectiveOperation {
  public:
-  Reduce(std::shared_ptr<Group> group, CollectiveLabel label, const ReduceCall& call)
-      : CollectiveOperation(std::move(group), call.collective, std::move(label)),
+  Reduce(const std::shared_ptr<Group>& group, const CollectiveLabel& label, const ReduceCall& call)
+      : CollectiveOperation(group, call.collective, label),
         call_(call),
         gathers_(call.collective == Collective::all_reduce),
         in_(call.in),
@@ -193,8 +191,8 @@ class Reduce final : public CollectiveOperation {
 // parts on: nobody sends or receives more than the data once.
 class Broadcast final : public CollectiveOperation {
  public:
-  Broadcast(std::shared_ptr<Group> group, CollectiveLabel label, Flat data, int root)
-      : CollectiveOperation(std::move(group), Collective::broadcast, std::move(label)),
+  Broadcast(const std::shared_ptr<Group>& group, const CollectiveLabel& label, Flat data, int root)
+      : CollectiveOperation(group, Collective::broadcast, label),
         data_(data),
         root_(root),
         flat_(data.bytes() <= kFlatBroadcastBytes || group_->size() == 2),
@@ -299,17 +297,17 @@ class Exchange final : public Operation {
 
 }  // namespace
 
-std::unique_ptr<AsyncOperation> make_all_gather(std::shared_ptr<Group> group, CollectiveLabel label,
-                                                Flat full, ConstFlat shard) {
-  return std::make_unique<AllGather>(std::move(group), std::move(label), full, shard);
+std::unique_ptr<AsyncOperation> make_all_gather(const std::shared_ptr<Group>& group,
+                                                const CollectiveLabel& label, Flat full, ConstFlat shard) {
+  return std::make_unique<AllGather>(group, label, full, shard);
 }
-std::unique_ptr<AsyncOperation> make_reduce(std::shared_ptr<Group> group, CollectiveLabel label,
+std::unique_ptr<AsyncOperation> make_reduce(const std::shared_ptr<Group>& group, const CollectiveLabel& label,
                                             const ReduceCall& call) {
-  return std::make_unique<Reduce>(std::move(group), std::move(label), call);
+  return std::make_unique<Reduce>(group, label, call);
 }
-std::unique_ptr<AsyncOperation> make_broadcast(std::shared_ptr<Group> group, CollectiveLabel label, Flat data,
-                                               int root) {
-  return std::make_unique<Broadcast>(std::move(group), std::move(label), data, root);
+std::unique_ptr<AsyncOperation> make_broadcast(const std::shared_ptr<Group>& group,
+                                               const CollectiveLabel& label, Flat data, int root) {
+  return std::make_unique<Broadcast>(group, label, data, root);
 }
 std::unique_ptr<AsyncOperation> make_exchange(std::shared_ptr<Group> group, const std::string& what,
                                               const CollectiveLabel& label, std::string mine,

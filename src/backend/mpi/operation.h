@@ -91,10 +91,12 @@ struct ReduceCall {
   ReduceOptions options;
   const std::int64_t* weights = nullptr;
 };
-std::unique_ptr<AsyncOperation> make_all_gather(std::shared_ptr<Group>, CollectiveLabel, Flat full,
-                                                ConstFlat shard);
-std::unique_ptr<AsyncOperation> make_reduce(std::shared_ptr<Group>, CollectiveLabel, const ReduceCall&);
-std::unique_ptr<AsyncOperation> make_broadcast(std::shared_ptr<Group>, CollectiveLabel, Flat data, int root);
+std::unique_ptr<AsyncOperation> make_all_gather(const std::shared_ptr<Group>&, const CollectiveLabel&,
+                                                Flat full, ConstFlat shard);
+std::unique_ptr<AsyncOperation> make_reduce(const std::shared_ptr<Group>&, const CollectiveLabel&,
+                                            const ReduceCall&);
+std::unique_ptr<AsyncOperation> make_broadcast(const std::shared_ptr<Group>&, const CollectiveLabel&,
+                                               Flat data, int root);
 // Control plane of the host: every member's string, by member, in `all`. `what` is its name in a report.
 std::unique_ptr<AsyncOperation> make_exchange(std::shared_ptr<Group>, const std::string& what,
                                               const CollectiveLabel&, std::string mine,
