@@ -13,6 +13,7 @@
 #include <exception>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <new>
 #include <set>
 #include <type_traits>
@@ -218,21 +219,33 @@ std::vector<StatusReport> read_status(const std::string& folder) {
   return reports;
 }
 
+std::vector<int> silent_first(const std::vector<StatusReport>& reports) {
+  double first = std::numeric_limits<double>::infinity();
+  for (const StatusReport& r : reports)
+    if (!r.ended) first = std::min(first, r.silent_since);
+  std::vector<int> ranks;
+  for (const StatusReport& r : reports)
+    if (!r.ended && r.silent_since <= first + kStatusResolution) ranks.push_back(r.rank);
+  return ranks;
+}
+
 std::string describe_status(const std::vector<StatusReport>& reports) {
   std::string text;
   std::set<int> awaited;
-  const StatusReport* first = nullptr;
   bool all_running = true;
   for (const StatusReport& r : reports) {
     text +=
         fmt::format("  rank {:<5}{}{}\n", r.rank, r.text, r.running && !r.ended ? " (still running)" : "");
     if (r.ended) continue;
     all_running &= r.running;
-    if (first == nullptr || r.silent_since < first->silent_since) first = &r;
     awaited.insert(r.awaits.begin(), r.awaits.end());
   }
-  if (first == nullptr || all_running) return text;
-  text += fmt::format("  the run ended without a word on some ranks; silent first: rank {}", first->rank);
+  if (all_running) return text;
+  const std::vector<int> first = silent_first(reports);
+  text += "  the run ended without a word on some ranks; silent first: ";
+  text += first.size() == 1
+              ? fmt::format("rank {}", first[0])
+              : fmt::format("one of ranks {} (within {} s)", fmt::join(first, " "), kStatusResolution);
   if (!awaited.empty()) text += fmt::format("; waited for by others: rank(s) {}", fmt::join(awaited, " "));
   return text + "\n";
 }

@@ -97,6 +97,12 @@ struct StatusReport {
 };
 // All records of a run, by rank; none when the folder does not exist. Throws DataError for a damaged file.
 std::vector<StatusReport> read_status(const std::string& folder);
+// A sign of life is stored every few milliseconds, on a busy machine less often: of ranks that fell silent
+// within this many seconds the times do not tell who was first. One rank's death often ends its neighbours at
+// once.
+inline constexpr double kStatusResolution = 0.1;
+// The ranks that may have fallen silent first, of those that did not end of their own will.
+std::vector<int> silent_first(const std::vector<StatusReport>& reports);
 // For people: a line a rank, and which ranks went silent first or were waited for.
 std::string describe_status(const std::vector<StatusReport>& reports);
 

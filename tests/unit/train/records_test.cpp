@@ -10,6 +10,7 @@
 #include "tests/support/catch.h"
 #include "train/control.h"
 #include "train/metrics.h"
+#include "train/status.h"
 
 using namespace strata;
 
@@ -100,4 +101,21 @@ TEST_CASE("metrics after a step that is done again are dropped, and so is a torn
 
 TEST_CASE("metrics that cannot be written are an error") {
   CHECK_THROWS_AS(MetricsWriter("no/such/folder/metrics.jsonl", 0), DataError);
+}
+
+TEST_CASE("ranks that fell silent too close in time to tell are all named as the first") {
+  const auto rank = [](int number, double silent_since, bool ended = false) {
+    StatusReport r;
+    r.rank = number, r.silent_since = silent_since, r.ended = ended;
+    return r;
+  };
+  using Ranks = std::vector<int>;
+  CHECK(silent_first({rank(0, 105), rank(1, 100), rank(2, 105)}) == Ranks{1});
+  CHECK(silent_first({rank(0, 100), rank(1, 101), rank(2, 100.0003)}) == Ranks{0, 2});
+  CHECK(silent_first({rank(0, 100.2), rank(1, 101), rank(2, 100)}) == Ranks{2});
+  CHECK(silent_first({rank(0, 90, true), rank(1, 101), rank(2, 100)}) == Ranks{2});
+
+  const std::string text = describe_status({rank(0, 100), rank(1, 101), rank(2, 100.0003)});
+  CHECK(text.find("silent first: one of ranks 0 2 (within 0.1 s)") != std::string::npos);
+  CHECK(describe_status({rank(0, 100, true), rank(1, 101, true)}).find("silent") == std::string::npos);
 }
