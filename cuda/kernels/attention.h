@@ -6,9 +6,8 @@
 // All matrices of a call have one dtype. Softmax and sums are fp32. Results do not depend on timing.
 //
 // Two implementations, chosen by the arguments alone:
-//   flash  bf16, head size 32, 64, 80, 96, 128 or 256, every row 16-byte aligned (data 16-byte aligned,
-//   stride
-//          a multiple of 8): tensor cores, attention_forward.cu and attention_backward.cu
+//   flash  bf16, head size 32, 64, 80, 96, 128 or 256, every row 16-byte aligned (data 16-byte aligned, the
+//          stride a multiple of 8): tensor cores, attention_forward.cu and attention_backward.cu
 //   plain  fp32, or any other even head size up to 256: CUDA cores, no tiling, attention_plain.cu. Correct,
 //          deterministic and slow: it serves the fp32 yardstick and toy models, not training runs.
 #pragma once

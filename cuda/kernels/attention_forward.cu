@@ -4,21 +4,19 @@
 // Arithmetic: 2 products, 4 B Hq D T(T+1)/2 FLOPs. Memory: q, out, lse once, 4 B T Hq D + 4 B Hq T bytes; k
 // and v of a head once for each block of 128 queries that sees them, from L2 but for the first time.
 //
-// A block takes 128 queries of one head and walks over the keys that they see, 64 at a time. Why these sizes:
-//  - A warp holds 32 rows (D <= 128), so that each 16x16 block of keys or values that ldmatrix brings (4
-//  cycles
-//    of shared memory) feeds 4 mma (8 cycles of an A100's tensor cores); with 16 rows the two would be even.
+// A block takes 128 queries of one head and walks over the keys that they see, 64 or 48 at a time.
+//  - A warp holds 32 rows (D <= 128), so that each 16x16 block of keys or values that ldmatrix brings
+//    (4 cycles of shared memory) feeds 4 mma (8 cycles of an A100's tensor cores); with 16 rows the two would
+//    be even.
 //    That takes D registers for the output and one for each key of the tile: at D = 128, 48 keys are what 255
 //    registers hold without spilling. At D = 256 the output of 16 rows takes 128: 8 warps of 16 rows.
 //  - 4 warps a block and 68 KiB of shared memory at D = 128 (32 of queries, a ring of three tiles of 12)
-//  leave
-//    room for a second block, whose products run while the first computes exponentials.
+//    leave room for a second block, whose products run while the first computes exponentials.
 //  - Tiles of keys and values alternate in the ring: while one is multiplied, the next two are on their way.
 //    One barrier a tile: it says both that the tile has come and that the one before it, whose place the next
 //    copy takes, is done with.
 //  - So few keys also keep what causality wastes small: a warp skips tiles wholly to the right of its rows,
-//  and
-//    computes about 32 keys a row in vain, where 1024 are needed on average at T = 2048.
+//    and computes about 32 keys a row in vain, where 1024 are needed on average at T = 2048.
 // Blocks are ordered by falling work, the last queries first, over all heads and sequences.
 #include "cuda/check.h"
 #include "cuda/kernels/attention_launch.h"

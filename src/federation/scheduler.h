@@ -4,11 +4,10 @@
 //
 //   blocking   all units at once, and the compute stream waits for them.
 //   overlap    the same arithmetic; a unit is enqueued just before its next gather and hides behind the
-//   forward
-//              pass of the units before it. (Collectives start in the order in which they are enqueued, so
-//              enqueuing all at once would hold back the first gather.)
+//              forward pass of the units before it. (Collectives start in the order in which they are
+//              enqueued, so enqueuing all at once would hold back the first gather.)
 //   streaming  units form fragments; each is sent at its own step of every `every` and applied tau steps
-//   later.
+//              later.
 #include <cstdint>
 #include <functional>
 #include <memory>

@@ -2,8 +2,7 @@
 // The CPU's Device: memory with accounts, and streams in one of two modes.
 //
 // eager     Compute streams run their work inline, in the thread that enqueues it. Transfer streams run on
-// one
-//           communication thread, created with the first transfer stream; it sleeps when idle and polls
+//           one communication thread, created with the first transfer stream; it sleeps when idle and polls
 //           politely (yield, then short sleeps) while asynchronous operations are in flight. A compute stream
 //           that waits for an event blocks the host until the event is done.
 // deferred  Every stream only records. Work runs when the host waits, on the host's thread, in an order drawn
